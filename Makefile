@@ -1,0 +1,38 @@
+# Each target works alone on a machine with Python 3.11 and no packages.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: replay test lint types bench wheel
+
+replay: $(READY)
+	@$(BIN)/equivalence replay fixtures/cases
+
+test: $(READY)
+	$(BIN)/pytest -n 2 --cov --cov-report=term
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	@mkdir -p build
+	OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest benchmarks --benchmark-only --benchmark-json=build/bench.json
+
+# Builds the wheel, installs it in an empty environment, and replays the cases it ships.
+wheel: $(READY)
+	@rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/empty
+	build/wheel/empty/bin/python $(PIP) -c requirements.txt build/wheel/*.whl
+	cd build/wheel && empty/bin/equivalence replay --shipped
+
+$(READY): requirements.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP) -r requirements.txt
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@

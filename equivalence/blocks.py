@@ -1,0 +1,183 @@
+"""Rows judged together: what the reference says of a block."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from equivalence import ops
+from equivalence.case import BY_DESIGN, Case, take_rows
+from equivalence.contract import Contract
+from equivalence.selection import Selection, reads_scores
+from equivalence.sides import Side
+from equivalence.windows import Windows
+from refimpl import fast
+from refimpl.topk import ragged_topk
+
+_BLOCK_BYTES = 48 << 20
+# Peak bytes a score cell and a pick cost while a block is sorted and compared.
+_CELL_BYTES, _SLOT_BYTES = 48, 128
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """What stays the same while the blocks of one case are judged.
+
+    Attributes:
+        case: held in memory.
+        windows: of every row.
+        contract: the freedoms.
+        sides: what is judged.
+        baseline: the side whose outputs are the reference, where one was asked for.
+    """
+
+    case: Case
+    windows: Windows
+    contract: Contract
+    sides: tuple[Side, ...]
+    baseline: Side | None = None
+
+    @cached_property
+    def k(self) -> int:
+        """Picks a row may hold."""
+        return ops.k_of(self.case)
+
+    @cached_property
+    def source(self) -> str:
+        """Whose scores judge: reference, recorded, baseline or none."""
+        op = ops.find(self.case.op)
+        if self.baseline is not None and "logits" in self.baseline.outputs:
+            return "baseline"
+        if op.score is not None and self.case.arithmetic is not None and self.baseline is None:
+            return "reference"
+        if "scores" in self.case.inputs or any(side.scores is not None for side in self.sides):
+            return "recorded"
+        return "none"
+
+    @cached_property
+    def live(self) -> Tensor:
+        """Rows that are judged, bool [T]: not broken, and meant to be written."""
+        live = torch.ones_like(self.windows.start, dtype=torch.bool)
+        if self.case.row_class is not None:
+            for kind in BY_DESIGN:
+                live &= self.case.row_class != kind
+        if self.windows.broken:
+            live[list(self.windows.broken)] = False
+        return live
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """Consecutive rows, and what the reference says of those that are live.
+
+    Attributes:
+        ids: int64 [B], the live rows' numbers.
+        span: all rows of the block in the call.
+        keep: which of them are live.
+        part: the case cut down to the block's rows.
+        logits: [B, W] the reference's scores, where it computes them or a baseline gave them.
+        selection: the legal picks by the scores that judge; None where each side has its own
+            scores, or none.
+        start, visible, column: int64 [B], the windows.
+    """
+
+    ids: Tensor
+    span: slice
+    keep: Tensor
+    part: Case
+    logits: Tensor | None
+    selection: Selection | None
+    start: Tensor
+    visible: Tensor
+    column: Tensor
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The live rows of a whole output: a view where all of them are."""
+        block = tensor[self.span]
+        return block if len(self.keep) == len(block) else block[self.keep]
+
+
+def spans(job: Job) -> Iterator[slice]:
+    """Row ranges, so many rows at a time that the judge's own memory stays bounded."""
+    sizes = ops.validate(job.case)
+    ends = job.windows.column + job.windows.visible
+    columns = max(int(ends.max()) if len(ends) else 1, ops.columns_of(job.case))
+    step = sizes.get("n", 1)
+    most = _BLOCK_BYTES // (_CELL_BYTES * columns + _SLOT_BYTES * job.k + 1)
+    size = max(1, most // step) * step
+    for first in range(0, sizes["rows"], size):
+        yield slice(first, min(first + size, sizes["rows"]))
+
+
+def refer(job: Job, span: slice) -> Block | None:
+    """What the reference says of these rows; None where none of them is live."""
+    keep = job.live[span].nonzero()[:, 0]
+    if not len(keep):
+        return None
+    every = torch.arange(span.start, span.stop, device=keep.device)
+    part = take_rows(job.case, every)
+    ids = every[keep]
+    block = Block(
+        ids=ids,
+        span=span,
+        keep=keep,
+        part=part,
+        logits=None,
+        selection=None,
+        start=job.windows.start[ids],
+        visible=job.windows.visible[ids],
+        column=job.windows.column[ids],
+    )
+    logits = None
+    if job.source == "baseline" and job.baseline is not None:
+        logits = block.rows(job.baseline.outputs["logits"])
+    elif job.source == "reference":
+        score = ops.find(job.case.op).score
+        assert score is not None  # noqa: S101 - that is what "reference" means
+        logits = score(part, fast.accumulate)
+        logits = logits if len(keep) == len(every) else logits[keep]
+    scores = logits
+    if scores is None and "scores" in job.case.inputs:
+        scores = block.rows(job.case.inputs["scores"])
+    selection = None if scores is None or not job.k else select(job, block, scores)
+    return replace(block, logits=logits, selection=selection)
+
+
+def select(job: Job, block: Block, scores: Tensor) -> Selection:
+    """The legal picks of a block by these scores [B, W]."""
+    free = job.contract
+    ranked = reads_scores(block.visible, k=job.k, contract=free)
+    return Selection(
+        scores=scores,
+        at=torch.arange(len(scores), device=scores.device),
+        nan=_holds_nan(block, scores) & ranked & (free.nan == "reject"),
+        column=block.column,
+        visible=block.visible,
+        start=block.start,
+        want=ragged_topk(
+            scores=scores,
+            row_start=block.column,
+            row_end=block.column + block.visible,
+            k=job.k,
+            order=free.order,
+            ties=free.ties,
+            short_rows=free.short_rows,
+            empty_rows=free.empty_rows,
+            minus_inf=free.minus_inf,
+            nan=free.nan,
+            zero_sign=free.zero_sign,
+        ),
+        k=job.k,
+        contract=free,
+        ids=block.ids,
+    )
+
+
+def _holds_nan(block: Block, scores: Tensor) -> Tensor:
+    """Rows with a NaN in their window, bool [B]."""
+    found = scores.isnan()
+    column = torch.arange(scores.shape[1], device=scores.device)
+    first, end = block.column[:, None], (block.column + block.visible)[:, None]
+    return (found & (column >= first) & (column < end)).any(1)

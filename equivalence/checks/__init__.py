@@ -1,0 +1,1 @@
+"""Checks: each decides the rows of one output and explains the ones that fail."""

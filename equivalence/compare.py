@@ -1,0 +1,142 @@
+"""Side by side: each output of a launch chain against what the reference says of a block."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from equivalence import ops
+from equivalence.blocks import Block, Job, select
+from equivalence.checks import bitwise, pages, topk
+from equivalence.checks.rows import IDENTICAL, Decided, failing
+from equivalence.errors import InvalidCase
+from equivalence.selection import Picks, Selection
+from equivalence.sides import Side
+from equivalence.verdict import Finding
+
+
+def decide(job: Job, block: Block, side: Side) -> dict[str, Decided]:
+    """Every output of one side that can be judged on this block."""
+    selection = block.selection
+    if selection is None and job.k and side.scores is not None:
+        selection = select(job, block, block.rows(side.scores))
+    decided: dict[str, Decided] = {}
+    if "logits" in side.outputs and block.logits is not None:
+        decided["logits"] = _decide_logits(job, block, side, block.logits)
+    decided |= _decide_picks(job, block, side, selection)
+    return decided
+
+
+def blame(job: Job, block: Block, side: Side, decided: dict[str, Decided]) -> Counter[str]:
+    """Of the rows with wrong picks: legal by the chain's own scores, or not even by those.
+
+    Findings of rows that are legal by the chain's own scores say so from here on.
+    """
+    told: Counter[str] = Counter()
+    picks = [name for name in ops.PICKS if name in decided] or ["page_indices"]
+    wrong = {n: d for n, d in decided.items() if n in picks and bool(failing(d.codes).any())}
+    if not wrong or side.scores is None or job.source != "reference":
+        return told
+    own = _decide_picks(job, block, side, select(job, block, block.rows(side.scores)))
+    for stage, verdict in wrong.items():
+        fails = failing(verdict.codes)
+        scoring = fails & ~failing(own[stage].codes)
+        told.update({"scoring": int(scoring.sum()), "selection": int((fails & ~scoring).sum())})
+        decided[stage] = replace(verdict, explain=_Blamed(verdict, scoring))
+    return told
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """An explanation that also names where the fault began."""
+
+    verdict: Decided
+    scoring: Tensor
+
+    def __call__(self, i: int) -> Finding:
+        found = self.verdict.explain(i)
+        if not bool(self.scoring[i]):
+            return found
+        cause = "the picks are legal by the chain's own scores: the fault is in the scoring"
+        return replace(found, reading="; ".join(filter(None, [found.reading, cause])))
+
+
+def _decide_logits(job: Job, block: Block, side: Side, want: Tensor) -> Decided:
+    first, count = block.column, block.visible
+    if job.contract.dead != "ignore":
+        if job.contract.dead == "zero":
+            column = torch.arange(want.shape[1], device=want.device)
+            inside = (column >= first[:, None]) & (column < (first + count)[:, None])
+            want = torch.where(inside, want, 0.0)
+        first, count = torch.zeros_like(first), torch.full_like(count, want.shape[1])
+    return bitwise.decide(
+        bitwise.Scores(
+            want=want,
+            got=block.rows(side.outputs["logits"]),
+            first=first,
+            count=count,
+            ids=block.ids,
+            stage="logits",
+            poison=side.poison.get("logits"),
+        )
+    )
+
+
+def _decide_picks(
+    job: Job, block: Block, side: Side, selection: Selection | None
+) -> dict[str, Decided]:
+    """Picks by the legal set of each row, slots by the picks beside them or by that set."""
+    picks = {
+        stage: Picks(
+            values=block.rows(side.outputs[stage]),
+            base=ops.base_of(job.case, stage, job.windows)[block.ids],
+            stage=stage,
+            pad=ops.pad_of(job.case, stage),
+            poison=_index_poison(side, stage),
+        )
+        for stage in ops.PICKS
+        if stage in side.outputs
+    }
+    decided: dict[str, Decided] = {}
+    if selection is not None:
+        decided = {stage: topk.decide(selection, each) for stage, each in picks.items()}
+    if "page_indices" in side.outputs:
+        slots = _pages(job, block, side)
+        beside = next(iter(picks), None)
+        if beside is not None:
+            want = picks[beside].columns(slots.values.shape[1])
+            decided["page_indices"] = _joint(slots, want, block, decided.get(beside))
+        elif "raw_indices" in job.case.inputs:
+            want = block.rows(job.case.inputs["raw_indices"]).long()
+            decided["page_indices"] = _joint(slots, want, block, None)
+        elif selection is not None:
+            decided["page_indices"] = pages.decide_alone(slots, selection)
+    return decided
+
+
+def _joint(slots: pages.Pages, want: Tensor, block: Block, beside: Decided | None) -> Decided:
+    classes = torch.full_like(block.ids, IDENTICAL, dtype=torch.int8)
+    decided = pages.decide_joint(
+        slots, want, block.visible, classes if beside is None else beside.codes
+    )
+    return decided if beside is None else replace(decided, counts=beside.counts)
+
+
+def _pages(job: Job, block: Block, side: Side) -> pages.Pages:
+    slots_of = ops.find(job.case.op).slots(block.part)
+    if slots_of is None:
+        raise InvalidCase("page_indices need a page table or a slot map among the inputs")
+    return pages.Pages(
+        values=block.rows(side.outputs["page_indices"]),
+        slots_of=lambda rows, columns: slots_of(block.keep[rows], columns),
+        reserved=job.contract.reserved_pages * ops.page_size_of(job.case),
+        ids=block.ids,
+        pad=ops.pad_of(job.case, "page_indices"),
+        poison=_index_poison(side, "page_indices"),
+    )
+
+
+def _index_poison(side: Side, stage: str) -> int | None:
+    poison = side.poison.get(stage)
+    return None if poison is None else int(poison)

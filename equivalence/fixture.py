@@ -1,0 +1,96 @@
+"""The fixture: the functions of `equivalence`, bound to what a test session asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from equivalence import session
+from equivalence.verdict import Status, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from equivalence.candidate import Candidate
+    from equivalence.case import Case
+    from equivalence.contract import Contract
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Equivalence:
+    """The functions of `equivalence` in a test, bound to the session's options and its summary.
+
+    A candidate or contract that a call leaves out is the one of the command line.
+    """
+
+    session: session.Session = field(repr=False)
+
+    def check(
+        self,
+        case: Case,
+        candidate: Candidate | None = None,
+        *,
+        baseline: Candidate | None = None,
+        contract: Contract | str | None = None,
+        device: torch.device | str | None = None,
+        repeats: int = 1,
+    ) -> Verdict:
+        """Judge one case, as `equivalence.check` does, and count the verdict."""
+        __tracebackhide__ = True
+        from equivalence.judge import check  # noqa: PLC0415 - torch is imported on use
+
+        verdict = check(
+            case,
+            self.session.candidate if candidate is None else candidate,
+            baseline=baseline,
+            contract=self.session.contract if contract is None else contract,
+            device=device,
+            repeats=repeats,
+        )
+        session.tell(verdict, self.session.properties)
+        return verdict
+
+    def assert_equivalent(
+        self,
+        case: Case,
+        candidate: Candidate | None = None,
+        *,
+        baseline: Candidate | None = None,
+        contract: Contract | str | None = None,
+        device: torch.device | str | None = None,
+        repeats: int = 1,
+    ) -> Verdict:
+        """Judge one case, as `equivalence.assert_equivalent` does, and save the rows that fail."""
+        __tracebackhide__ = True
+        from equivalence.judge import raise_unless_equal  # noqa: PLC0415 - torch is imported on use
+
+        verdict = self.check(
+            case,
+            candidate,
+            baseline=baseline,
+            contract=contract,
+            device=device,
+            repeats=repeats,
+        )
+        if verdict.status is not Status.EQUAL:
+            given = self.session.contract if contract is None else str(contract)
+            bound = self.session.name if candidate is None else verdict.candidate or None
+            message = session.why(
+                self.session,
+                verdict,
+                case,
+                name=None if baseline is not None else bound,
+                contract=given,
+                repeats=repeats,
+            )
+            raise_unless_equal(verdict, message=message)
+        return verdict
+
+    def load_cases(self, *paths: Path | str, op: str | None = None) -> list[Case]:
+        """Cases of files and folders, as `equivalence.load_cases` finds them."""
+        __tracebackhide__ = True
+        from equivalence.store import load_cases  # noqa: PLC0415 - torch is imported on use
+
+        return load_cases(*paths, op=op)

@@ -1,0 +1,1 @@
+"""Importers: recordings of other tools become cases."""

@@ -1,0 +1,150 @@
+"""Call a candidate on a case: cloned inputs, poisoned memory, and an Outcome whatever happens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equivalence import layout, ops, plain
+from equivalence.candidate import Candidate
+from equivalence.case import Case
+from refimpl.bits import as_int
+
+INDEX_POISONS = (-1_347_440_721, 2_122_219_134)
+SCORE_POISONS = (-1.2345e33, 6.789e32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a call gave.
+
+    Attributes:
+        outputs: tensors by output name; empty where the call failed.
+        rule: why it failed, as a rule of a Finding, or "".
+        message: the sentence for the user.
+        mutated: inputs whose bytes the call changed.
+    """
+
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    rule: str = ""
+    message: str = ""
+    mutated: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks for a subclass
+    """Fill what `torch.empty` and its kin hand out, so that an unwritten cell can be seen."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.which = which
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's hook
+        types: Any,  # noqa: ANN401 - torch's hook
+        args: Any = (),  # noqa: ANN401 - torch's hook
+        kwargs: Any = None,  # noqa: ANN401 - torch's hook
+    ) -> Any:  # noqa: ANN401 - torch's hook
+        del types
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _EMPTY and isinstance(out, Tensor):
+            fill_poison(out, self.which)
+        return out
+
+
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+def fill_poison(tensor: Tensor, which: int) -> None:
+    """Fill a buffer with one of the two poisons of its kind."""
+    if tensor.dtype in (torch.int32, torch.int64):
+        tensor.fill_(INDEX_POISONS[which])
+    elif tensor.dtype in (torch.float32, torch.bfloat16, torch.float64):
+        tensor.fill_(SCORE_POISONS[which])
+
+
+def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
+    """Call `candidate(**inputs, **params)` once; never raises.
+
+    Args:
+        candidate: returns a tensor (the op's primary output) or a mapping of outputs.
+        case: held in memory; its tensors are cloned, strides kept.
+        poison: which of the two poisons fills fresh memory.
+    """
+    inputs = {name: layout.clone(tensor) for name, tensor in case.inputs.items()}
+    try:
+        with _Poison(poison), torch.no_grad():
+            result = candidate(**inputs, **case.params)
+    except KeyboardInterrupt:
+        raise
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        return Outcome(rule="out-of-memory", message=_first_line(error))
+    # Whatever a candidate raises is its outcome: sys.exit(0) too, or it would end the run well.
+    except BaseException as error:  # noqa: BLE001 - for that reason
+        return Outcome(rule="crash", message=f"{type(error).__name__}: {_first_line(error)}")
+    mutated = {
+        name: tensor for name, tensor in inputs.items() if not _same(tensor, case.inputs[name])
+    }
+    try:
+        return _named(result, case, mutated)
+    except Exception as error:  # noqa: BLE001 - the result is the candidate's own object
+        message = f"its result cannot be read: {type(error).__name__}: {_first_line(error)}"
+        return Outcome(rule="not-compared", message=message, mutated=mutated)
+
+
+def _named(result: object, case: Case, mutated: Mapping[str, Tensor]) -> Outcome:
+    """The result by output name, or the sentence why it is none."""
+    op = ops.find(case.op)
+    if isinstance(result, Tensor):
+        result = {op.primary: result}
+    known = ", ".join(op.spec.outputs)
+    if not isinstance(result, Mapping):
+        kind = type(result).__name__
+        message = f"the candidate returned {kind}; it returns a tensor or a mapping of {known}"
+        return Outcome(rule="not-compared", message=message, mutated=mutated)
+    outputs: dict[str, Tensor] = {}
+    for name, tensor in result.items():
+        if name not in op.spec.outputs or not isinstance(tensor, Tensor):
+            what = type(tensor).__name__
+            message = f"the candidate returned {name!r} ({what}); {case.op} gives tensors {known}"
+            return Outcome(rule="not-compared", message=plain.line(message), mutated=mutated)
+        outputs[name] = _plain(tensor)
+    if not outputs:
+        message = f"the candidate returned nothing; {case.op} gives {known}"
+        return Outcome(rule="not-compared", message=message, mutated=mutated)
+    return Outcome(outputs=outputs, mutated=mutated)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor without gradients, lazy signs or a subclass's behaviour.
+
+    Raises:
+        TypeError: it holds no values of its own, or not as strided memory.
+    """
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"a {tensor.layout} tensor on {tensor.device} holds no plain values")
+    values = tensor.detach().as_subclass(Tensor)
+    if values.is_meta or type(values) is not Tensor:
+        raise TypeError(f"{type(tensor).__name__} holds no plain values")
+    return values.resolve_conj().resolve_neg()
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape, dtype and device, so that their cells can be compared."""
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    return alike(a, b) and torch.equal(as_int(a), as_int(b))
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        text = str(error).strip()
+    except Exception:  # noqa: BLE001 - the candidate's own exception may do anything
+        text = ""
+    return plain.line((text.splitlines() or ["no message"])[0])

@@ -1,0 +1,1 @@
+"""Reports render a verdict and decide nothing."""

@@ -1,0 +1,179 @@
+"""Verdicts as text for people: the failure message, a few lines a case, the counted sentence."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from equivalence.verdict import Evidence, Finding, Run, Stage, Status, Verdict
+
+_ROWS = 3
+_CLASSES = ("identical", "reordered", "tied", "open", "undecided", "different")
+
+
+def failure(verdict: Verdict, *, saved: str = "", again: str = "") -> str:
+    """Why one case is not equal: what differs, where, by how much, what was allowed.
+
+    Args:
+        verdict: DIFFERENT or UNDECIDED.
+        saved: the file that holds the failing rows, and what it holds.
+        again: the command that runs them again.
+    """
+    lines = [_headline(verdict)]
+    for run in verdict.runs:
+        lines += ["", *_run(run, named=len(verdict.runs) > 1)]
+    lines += [f"  contract  {verdict.contract}      scores: {verdict.scores}"]
+    notes = {"note": verdict.note, "saved": saved, "again": again}
+    return "\n".join([*lines, *(f"  {key:<9} {text}" for key, text in notes.items() if text)])
+
+
+def _headline(verdict: Verdict) -> str:
+    """The case, how much of it, and the rules."""
+    different = verdict.status is Status.DIFFERENT
+    named = [] if verdict.case == "case" else [verdict.case]
+    name = " ".join(filter(None, [*named, verdict.op]))
+    failing = verdict.failing
+    if different and failing:
+        what = f"{len(failing):,} of {_many(verdict.coverage.rows, 'row')} differ"
+    else:
+        what = "it differs" if different else "nothing may be concluded"
+    rules = dict.fromkeys(finding.rule for finding in verdict.findings)
+    return f"{name}: {what}" + (f" ({', '.join(rules)})" if rules else "")
+
+
+def _run(run: Run, *, named: bool) -> list[str]:
+    """The findings of one launch chain, then what agrees."""
+    lines = [f"  {run.name}"] if named else []
+    told = _told(run)
+    for finding in told:
+        lines += [*_finding(finding), ""]
+    wrong = len({row for stage in run.stages.values() for row in stage.failing})
+    shown = len({finding.row for finding in told} - {None})
+    if wrong > shown:
+        lines.append(f"  ... {_many(wrong - shown, 'more row')}")
+    lines += [f"  {name}: {_agreement(stage)}" for name, stage in run.stages.items()]
+    blamed = [f"the {where} in {_many(n, 'row')}" for where, n in run.blame.items() if n]
+    if blamed:
+        lines.append(f"  the fault began in {', in '.join(blamed)}")
+    return lines
+
+
+def _told(run: Run) -> list[Finding]:
+    """A few findings: one of each output and rule before a second of any, in order."""
+    firsts = {(f.stage, f.rule): f for f in reversed(run.findings)}
+    chosen = sorted(firsts.values(), key=run.findings.index)[:_ROWS]
+    rest = [finding for finding in run.findings if finding not in chosen]
+    chosen += rest[: _ROWS - len(chosen)]
+    return sorted(chosen, key=run.findings.index)
+
+
+def _finding(finding: Finding) -> list[str]:
+    """One finding: where, the values, the reading."""
+    where = f"{finding.stage}" if finding.row is None else f"row {finding.row}   {finding.stage}"
+    head = "   ".join(filter(None, [where, finding.place, finding.rule]))
+    place, value = (
+        max((len(getattr(line, part)) for line in finding.evidence), default=0)
+        for part in ("place", "value")
+    )
+    lines = [f"    {_line(line, place, value)}".rstrip() for line in finding.evidence]
+    reading = [f"    reading   {finding.reading}"] if finding.reading else []
+    return [f"  {head}", *lines, *reading]
+
+
+def _line(line: Evidence, place: int, value: int) -> str:
+    aligned = f"{line.label:<9} {line.place:<{place}}  {line.value:>{value}}  {line.bits}"
+    return f"{aligned}  {line.note}" if line.bits else f"{aligned.rstrip()}  {line.note}"
+
+
+def _agreement(stage: Stage) -> str:
+    """What of one output is right."""
+    counts = stage.counts
+    if "compared" in counts:
+        return f"{counts['identical']:,} of {_many(counts['compared'], 'cell')} hold the same bits"
+    good = {kind: counts[kind] for kind in _CLASSES[:4] if counts.get(kind)}
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in good.items())
+    head = f"{sum(good.values()):,} of {_many(counts['rows'], 'row')} agree"
+    return f"{head}: {kinds}" if kinds else head
+
+
+def case_lines(verdict: Verdict, *, width: int = 0) -> str:
+    """A case in a few lines: its status, then each output over all its runs.
+
+    Args:
+        verdict: of the case.
+        width: of the column that holds the case's name.
+    """
+    status = verdict.status.value + (", expected" if verdict.expected else "")
+    names = dict.fromkeys(name for run in verdict.runs for name in run.stages)
+    parts = [
+        f"{name:<15} {_counts([r.stages[name] for r in verdict.runs if name in r.stages])}"
+        for name in names
+    ]
+    if verdict.note:
+        parts.append(verdict.note)
+    elif not names and verdict.findings:
+        first = verdict.findings[0]
+        parts.append(f"{first.rule}: {first.reading}" if first.reading else first.rule)
+    top, *rest = parts or [""]
+    head = f"{verdict.case:<{width}}  {status:<20}  {top}".rstrip()
+    return "\n".join([head, *(f"{'':<{width}}  {'':<20}  {part}" for part in rest)])
+
+
+def _counts(stages: Sequence[Stage]) -> str:
+    """One output: cells, or rows by class with a number for each run."""
+    if "compared" in stages[0].counts:
+        compared = sum(stage.counts["compared"] for stage in stages)
+        different = sum(stage.counts["different"] for stage in stages)
+        return f"{_many(compared, 'cell')}, {different:,} different"
+    runs = f" in each of {len(stages)} runs" if len(stages) > 1 else ""
+    parts = []
+    for kind in _CLASSES:
+        each = [stage.counts.get(kind, 0) for stage in stages]
+        if any(each):
+            parts.append(f"{' and '.join(f'{n:,}' for n in each)} {kind}")
+    rules = dict.fromkeys(rule for stage in stages for rule in stage.rules)
+    why = f" ({', '.join(rules)})" if rules else ""
+    return f"{_many(stages[0].counts['rows'], 'row')}{runs}: {', '.join(parts)}{why}"
+
+
+def summary(verdicts: Iterable[Verdict]) -> str:
+    """The counted sentence over a whole run."""
+    cases = list(verdicts)
+    rows: Counter[str] = Counter()
+    cells: Counter[str] = Counter()
+    for verdict in cases:
+        for stage in verdict.stages.values():
+            (cells if "compared" in stage.counts else rows).update(stage.counts)
+    head = [_many(len(cases), "case")]
+    head += [_many(cells["compared"], "logit")] if cells["compared"] else []
+    head += [_many(rows["rows"], "row")] if rows["rows"] else []
+    return f"{', '.join(head)}: {_outcome(cases)}{_allowed(cases, rows)}; {_undecided(cases)}"
+
+
+def _outcome(cases: Sequence[Verdict]) -> str:
+    by_status = Counter(verdict.status for verdict in cases)
+    if not cases:
+        return "nothing was judged"
+    if by_status[Status.EQUAL] == len(cases):
+        return "all equal"
+    expected = sum(verdict.expected for verdict in cases)
+    different = f"{by_status[Status.DIFFERENT]} different"
+    return f"{by_status[Status.EQUAL]} equal, {different}" + (
+        f" ({expected} expected)" if expected else ""
+    )
+
+
+def _undecided(cases: Sequence[Verdict]) -> str:
+    return f"{sum(verdict.status is Status.UNDECIDED for verdict in cases)} undecided"
+
+
+def _allowed(cases: Sequence[Verdict], rows: Mapping[str, int]) -> str:
+    """Which rows used a freedom, and who gave it."""
+    used = [f"{rows[kind]:,} {kind}" for kind in ("reordered", "tied", "open") if rows[kind]]
+    if not used:
+        return ""
+    names = sorted({verdict.allowed_by for verdict in cases if verdict.allowed_by})
+    by = f", allowed by {' and '.join(names)}" if names else ""
+    return f" ({', '.join(used)}{by})"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

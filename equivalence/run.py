@@ -1,0 +1,103 @@
+"""A run over files: each is judged, a bad one becomes a verdict, expectations are applied."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from equivalence import expected, judge, ops, plain, store
+from equivalence.candidate import Candidate
+from equivalence.case import Case, held, take_rows
+from equivalence.errors import InvalidCase, UsageError
+from equivalence.verdict import Status, Verdict
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How every case of a run is judged; see `judge.check`."""
+
+    candidate: Candidate | None = None
+    contract: str | None = None
+    device: str | None = None
+    repeats: int = 1
+    rows: tuple[int, ...] | None = None
+
+
+def over(
+    paths: Sequence[Path], options: Options, *, progress: Progress | None = None
+) -> Iterator[Verdict]:
+    """Judge the case files named and those under the folders named.
+
+    Args:
+        paths: files and folders; in folders, files without the key `equivalence` are left alone.
+        options: how to judge.
+        progress: told (case, rows done, rows in all).
+
+    Yields:
+        A verdict a file; UNDECIDED `invalid-record` for a file that cannot be read.
+
+    Raises:
+        UsageError: before anything is judged: a path does not exist, no case is found,
+            no case has these rows, or the device is not there.
+    """
+    files = store.find_cases(paths)
+    if not files:
+        raise UsageError(plain.line(f"no case in {', '.join(map(str, paths))}"))
+    if options.device is not None:
+        judge.check_device(options.device)
+    for path in files if options.rows else ():
+        _check_rows(path, options.rows or ())
+    foreseen = expected.beside(files)
+    for path in files:
+        verdict = one(path, options, progress=progress)
+        table = foreseen.get(expected.folder_of(path), {})
+        recorded = options.rows is None and options.candidate is None
+        yield expected.mark(verdict, table.get(path.stem) if recorded else None)
+    folders = {path.resolve() for path in paths if path.is_dir()} & set(foreseen)
+    for folder in sorted(folders):
+        names = [path.stem for path in files if expected.folder_of(path) == folder]
+        for name in expected.unnamed(foreseen[folder], names):
+            note = f"{expected.FILE} expects something of this case, and {folder} has no such case"
+            yield Verdict(case=plain.line(name), op="", status=Status.UNDECIDED, note=note)
+
+
+def one(path: Path, options: Options, *, progress: Progress | None = None) -> Verdict:
+    """Judge one case file."""
+    try:
+        case = store.load(path)
+    except InvalidCase as error:
+        name = plain.line(path.stem)
+        blank = Verdict(case=name, op="", path=str(path), status=Status.UNDECIDED)
+        return judge.invalid(blank, str(error))
+    try:
+        case = case if options.rows is None else _only(case, options.rows)
+    except InvalidCase as error:
+        blank = Verdict(case=case.name, op=case.op, path=str(path), status=Status.UNDECIDED)
+        return judge.invalid(blank, str(error))
+    return judge.check(
+        case,
+        options.candidate,
+        contract=options.contract,
+        device=options.device,
+        repeats=options.repeats,
+        progress=None if progress is None else partial(progress, case.name),
+    )
+
+
+def _check_rows(path: Path, rows: Sequence[int]) -> None:
+    try:
+        case = store.load(path)
+    except InvalidCase:  # its verdict says so
+        return
+    count = ops.validate(case)["rows"]
+    for row in rows:
+        if not 0 <= row < count:
+            raise UsageError(f"row {row} of {case.name}: it has {count:,} rows, from 0 on")
+
+
+def _only(case: Case, rows: Sequence[int]) -> Case:
+    return replace(take_rows(held(case), torch.tensor(rows)), path=case.path)

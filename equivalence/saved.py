@@ -1,0 +1,125 @@
+"""Failing rows kept as a case of their own, and the command that runs them again."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from equivalence import header, ops, schema, store
+from equivalence.case import Case, take_rows
+from equivalence.verdict import Verdict
+
+MOST_ROWS = 64
+"""Rows a saved case holds at most, before requests are completed."""
+
+_SHOWN = 4
+
+
+def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str] | None:
+    """Save the rows that fail or could not be decided, with what was recorded of them.
+
+    Decode rows come by whole requests.
+    Rows that the verdict shows come first, then others in order, up to MOST_ROWS.
+    A folder that is made here gets a `.gitignore` that keeps everything in it out of git.
+
+    Args:
+        verdict: of `case`.
+        case: what was judged.
+        folder: where the file goes, named after the case and a digest of its contents.
+
+    Returns:
+        The file and a sentence on what it holds; None where no single row is at fault.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    shown = [found.row for found in verdict.findings if found.row is not None]
+    failing = sorted({row for stage in verdict.stages.values() for row in stage.failing})
+    wrong = list(dict.fromkeys([*shown, *failing]))
+    if not wrong:
+        return None
+    next_n = ops.validate(case).get("n", 1)
+    rows = schema.whole_requests(torch.tensor(sorted(wrong[:MOST_ROWS])), next_n=next_n)
+    numbers = [str(row) for row in rows.tolist()]
+    about = {"rows": f"{' '.join(numbers)} of {case.name}"}
+    path = _write(replace(take_rows(case, rows), provenance={**case.provenance, **about}), folder)
+    held = f", of {len(wrong):,} that fail" if len(wrong) > MOST_ROWS else ""
+    return path, f"{_rows(numbers)}{held}, {_size(path.stat().st_size)}"
+
+
+def _write(case: Case, folder: Path) -> Path:
+    """Write a case under a name that tells its contents."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+    part = folder / f".{os.getpid()}{store.SUFFIX}.part"
+    store.save(case, part)
+    seal = json.loads(header.read(part).metadata[header.KEY])["digest"]
+    name = re.sub(r"[^\w.-]+", "-", case.name)
+    return part.replace(folder / f"{name}-{seal[:12]}{store.SUFFIX}")
+
+
+def _rows(numbers: Sequence[str]) -> str:
+    more = len(numbers) - _SHOWN
+    listed = " ".join(numbers[:_SHOWN]) if more > 1 else " ".join(numbers)
+    return f"row{'' if len(numbers) == 1 else 's'} {listed}" + (
+        f" and {more} more" if more > 1 else ""
+    )
+
+
+def _size(count: int) -> str:
+    kib = count / 1024
+    return f"{kib:,.0f} KiB" if kib < 1024 else f"{kib / 1024:,.1f} MiB"  # noqa: PLR2004 - binary
+
+
+def again(
+    path: Path | str,
+    *,
+    candidate: str = "",
+    contract: str = "",
+    repeats: int = 1,
+    rows: Sequence[int] = (),
+) -> str:
+    """The command that judges a file again, to paste into a shell.
+
+    Args:
+        path: the case; shown from the working directory where it is below it.
+        candidate: MODULE:FUNCTION, or "" for the recorded runs.
+        contract: as given to the judge, or "" for the case's own or the strict one.
+        repeats: how often the candidate is called.
+        rows: only these, or all where there are none.
+    """
+    options = {
+        "--candidate": candidate,
+        "--contract": contract,
+        "--repeats": str(repeats) if repeats > 1 else "",
+        "--rows": ",".join(map(str, rows)),
+    }
+    words = ["equivalence", "replay", here(path)]
+    words += [word for name, value in options.items() if value for word in (name, value)]
+    return _python_path(candidate) + shlex.join(words)
+
+
+def here(path: Path | str) -> str:
+    """A path from the working directory where it is below it."""
+    whole, work = Path(path).absolute(), Path.cwd()
+    return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
+
+
+def _python_path(candidate: str) -> str:
+    """What a module in a folder below the working directory needs so that it can be imported."""
+    top = candidate.partition(":")[0].partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if not file:
+        return ""
+    place = Path(file).resolve().parent
+    home = place.parent if Path(file).name == "__init__.py" else place
+    installed = "site-packages" in home.parts
+    below = home != Path.cwd() and home.is_relative_to(Path.cwd())
+    return f"PYTHONPATH={shlex.quote(here(home))} " if below and not installed else ""

@@ -1,0 +1,112 @@
+"""Show: what is in a case, in words; and the table of a folder of cases."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from equivalence import flags, ops, plain
+from equivalence.case import Case, held
+
+
+def lines(case: Case) -> Iterator[str]:
+    """Everything a person asks of one case file, in lines that are safe to print.
+
+    Raises:
+        InvalidCase: a tensor cannot be read.
+    """
+    return map(plain.line, _lines(case))
+
+
+def _lines(case: Case) -> Iterator[str]:
+    loaded = held(case)
+    sizes = ops.validate(case)
+    yield f"{case.name}   {case.op}   {sizes['rows']:,} rows"
+    if case.params:
+        yield "  params      " + "  ".join(f"{k}={v}" for k, v in sorted(case.params.items()))
+    yield f"  arithmetic  {case.arithmetic or 'none: the picks are judged by recorded scores'}"
+    yield f"  contract    {case.contract or 'strict'} (of the recorded kernel)"
+    for name, tensor in loaded.inputs.items():
+        yield f"  input       {name:<22} {describe(tensor)}"
+    for i, entry in enumerate(loaded.recorded):
+        for name, tensor in entry.items():
+            space = case.spaces.get(name)
+            where = f"  {space.kind}, pad {space.pad}" if space else ""
+            yield f"  recorded {i}  {name:<22} {describe(tensor)}{where}"
+    yield from _rows(loaded)
+    for flag in sorted(case.flags):
+        yield f"  hunts       {flag}: {flags.known().get(flag, 'nothing that is known')}"
+    for key, value in sorted(case.provenance.items()):
+        yield f"  origin      {key}: {value}"
+    for stage, digest in sorted(case.reference.items()):
+        yield f"  reference   {stage} xxh3-128 {digest}"
+
+
+def _rows(case: Case) -> Iterator[str]:
+    """What the windows of a case in memory hold."""
+    windows = ops.find(case.op).windows(case)
+    visible, k = windows.visible, ops.k_of(case)
+    if len(visible):
+        yield f"  windows     {int(visible.min()):,} to {int(visible.max()):,} columns"
+    if k:
+        selecting, empty = int((visible > k).sum()), int((visible == 0).sum())
+        short = len(visible) - selecting - empty
+        yield f"  rows        {selecting:,} select, {short:,} short, {empty:,} empty"
+    for row, sentence in windows.broken.items():
+        yield f"  broken      row {row}: {sentence}"
+
+
+def describe(tensor: Tensor) -> str:
+    """A tensor's dtype, shape, padding and size."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    strides = "" if tensor.is_contiguous() else f"  strides {list(tensor.stride())}"
+    size = tensor.numel() * tensor.element_size()
+    return f"{dtype:<14} {list(tensor.shape)!s:<20} {size:,} bytes{strides}"
+
+
+def table(cases: Iterable[Case]) -> str:
+    """A Markdown table of cases: what each holds and hunts."""
+    head = ["case", "op", "rows", "columns", "k", "recorded kernel", "hunts"]
+    rows = [head, ["---"] * len(head)]
+    for case in cases:
+        sizes = ops.validate(case)
+        windows = ops.find(case.op).windows(held(case))
+        widest = int(windows.visible.max()) if len(windows.visible) else 0
+        kernels = [case.provenance.get(f"kernel_{kind}", "") for kind in ("scoring", "topk")]
+        rows.append(
+            [
+                _cell(case.name),
+                f"`{case.op}`",
+                f"{sizes['rows']:,}",
+                f"{widest:,}",
+                f"{ops.k_of(case):,}" if ops.k_of(case) else "",
+                _cell("; ".join(filter(None, kernels))),
+                _cell(", ".join(sorted(case.flags))),
+            ]
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text that stays inside a cell of a Markdown table."""
+    return plain.line(text).replace("|", "\\|")
+
+
+def readme(folder: Path, cases: Iterable[Case]) -> str:
+    """The text of the README of a folder of fixtures."""
+    hunted = "\n".join(f"| {flag} | {what} |" for flag, what in flags.known().items())
+    return f"""\
+# Fixtures
+
+Recorded layers that ship with the project, one file a case under `{folder.name}/`.
+`flags.toml` says what each flag hunts,
+`expected.toml` which recorded run is known to be wrong.
+This file is written by `equivalence show --readme fixtures/cases`; edit its makers, not it.
+
+{table(cases)}
+## Flags
+
+| flag | hunts |
+| --- | --- |
+{hunted}
+"""

@@ -1,0 +1,1 @@
+"""Pure-torch references of sparse-attention indexers: functions that read like the formula."""

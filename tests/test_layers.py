@@ -1,0 +1,114 @@
+"""Who may import whom, and that breaking a rule is seen."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CHECKS = ("bitwise", "pages", "topk")
+
+
+def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Every module of both packages by its dotted name."""
+    for package in ("refimpl", "equivalence"):
+        for path in sorted((root / package).rglob("*.py")):
+            name = ".".join(path.relative_to(root).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Every module a tree imports, anywhere in it, types included."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def tops(names: set[str]) -> set[str]:
+    """The top-level packages of module names."""
+    return {name.partition(".")[0] for name in names}
+
+
+def breaches(root: Path) -> list[str]:
+    """Every import that breaks a rule."""
+    found = []
+    own = {"verdict", "contract", "errors", "header"}
+    for name, tree in modules(root):
+        used = imports(tree)
+        outside = tops(used) - set(sys.stdlib_module_names)
+        short = name.rpartition(".")[2]
+        rules = {
+            "refimpl imports torch and itself alone": name.startswith("refimpl")
+            and outside - {"torch", "refimpl"},
+            "no torch": name in {f"equivalence.{m}" for m in own} and "torch" in outside,
+            "only store imports safetensors": name != "equivalence.store"
+            and "safetensors" in outside,
+            "only pytest_plugin imports pytest": name != "equivalence.pytest_plugin"
+            and outside & {"pytest", "_pytest"},
+            "only strategies imports hypothesis": name != "equivalence.strategies"
+            and "hypothesis" in outside,
+            "checks never import each other": name.startswith("equivalence.checks.")
+            and {f"equivalence.checks.{c}" for c in CHECKS if c != short} & used,
+            "reports decide nothing": name.startswith("equivalence.report.")
+            and {"equivalence.judge", "equivalence.blocks", "torch"} & used,
+        }
+        found += [f"{name}: {rule}" for rule, broken in rules.items() if broken]
+    return found
+
+
+def test_no_module_breaks_an_import_rule() -> None:
+    """Both packages keep every rule."""
+    assert breaches(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "rule"),
+    [
+        ("refimpl/topk.py", "import equivalence", "refimpl imports torch and itself alone"),
+        ("refimpl/bits.py", "import numpy", "refimpl imports torch and itself alone"),
+        ("equivalence/verdict.py", "import torch", "no torch"),
+        ("equivalence/contract.py", "from torch import Tensor", "no torch"),
+        ("equivalence/judge.py", "import safetensors", "only store imports safetensors"),
+        ("equivalence/run.py", "import pytest", "only pytest_plugin imports pytest"),
+        ("equivalence/faults.py", "import hypothesis", "only strategies imports hypothesis"),
+        (
+            "equivalence/checks/pages.py",
+            "from equivalence.checks import topk",
+            "checks never import each other",
+        ),
+        (
+            "equivalence/report/as_text.py",
+            "from equivalence.judge import check",
+            "reports decide nothing",
+        ),
+    ],
+)
+def test_a_planted_import_is_seen(tmp_path: Path, module: str, line: str, rule: str) -> None:
+    """Each rule is broken once, and named."""
+    path = tmp_path / module
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{line}\n", encoding="utf-8")
+    name = module.removesuffix(".py").replace("/", ".")
+    assert breaches(tmp_path) == [f"{name}: {rule}"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["equivalence", "equivalence.pytest_plugin", "equivalence.verdict", "equivalence.contract"],
+)
+def test_what_loads_with_pytest_does_not_load_torch(module: str) -> None:
+    """A fresh interpreter imports the module and has neither torch nor safetensors."""
+    heavy = "[name for name in ('torch', 'safetensors') if name in sys.modules]"
+    program = f"import sys, {module}; print({heavy})"
+    done = subprocess.run(  # noqa: S603 - our own interpreter and program
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
