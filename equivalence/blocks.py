@@ -10,6 +10,7 @@ from torch import Tensor
 from equivalence import ops
 from equivalence.case import BY_DESIGN, Case, take_rows
 from equivalence.contract import Contract
+from equivalence.errors import InvalidCase
 from equivalence.selection import Selection, reads_scores
 from equivalence.sides import Side
 from equivalence.windows import Windows
@@ -31,6 +32,7 @@ class Job:
         contract: the freedoms.
         sides: what is judged.
         baseline: the side whose outputs are the reference, where one was asked for.
+        names: int64 [T], what the rows are called, where the case was cut from a larger call.
     """
 
     case: Case
@@ -38,6 +40,7 @@ class Job:
     contract: Contract
     sides: tuple[Side, ...]
     baseline: Side | None = None
+    names: Tensor | None = None
 
     @cached_property
     def k(self) -> int:
@@ -50,9 +53,9 @@ class Job:
         op = ops.find(self.case.op)
         if self.baseline is not None and "logits" in self.baseline.outputs:
             return "baseline"
-        if op.score is not None and self.case.arithmetic is not None and self.baseline is None:
+        if op.score is not None and self.case.arithmetic is not None:
             return "reference"
-        if "scores" in self.case.inputs or any(side.scores is not None for side in self.sides):
+        if "scores" in self.case.inputs or any(side.recorded is not None for side in self.sides):
             return "recorded"
         return "none"
 
@@ -73,7 +76,8 @@ class Block:
     """Consecutive rows, and what the reference says of those that are live.
 
     Attributes:
-        ids: int64 [B], the live rows' numbers.
+        ids: int64 [B], the live rows' places in the call.
+        names: int64 [B], what they are called.
         span: all rows of the block in the call.
         keep: which of them are live.
         part: the case cut down to the block's rows.
@@ -84,6 +88,7 @@ class Block:
     """
 
     ids: Tensor
+    names: Tensor
     span: slice
     keep: Tensor
     part: Case
@@ -121,6 +126,7 @@ def refer(job: Job, span: slice) -> Block | None:
     ids = every[keep]
     block = Block(
         ids=ids,
+        names=ids if job.names is None else job.names[ids],
         span=span,
         keep=keep,
         part=part,
@@ -136,7 +142,10 @@ def refer(job: Job, span: slice) -> Block | None:
     elif job.source == "reference":
         score = ops.find(job.case.op).score
         assert score is not None  # noqa: S101 - that is what "reference" means
-        logits = score(part, fast.accumulate)
+        try:
+            logits = score(part, fast.accumulate)
+        except ValueError as error:  # it names what it cannot compute with
+            raise InvalidCase(str(error)) from error
         logits = logits if len(keep) == len(every) else logits[keep]
     scores = logits
     if scores is None and "scores" in job.case.inputs:
@@ -171,7 +180,7 @@ def select(job: Job, block: Block, scores: Tensor) -> Selection:
         ),
         k=job.k,
         contract=free,
-        ids=block.ids,
+        ids=block.names,
     )
 
 

@@ -42,8 +42,11 @@ def load(name: str) -> Candidate:
 
 def name_of(candidate: Candidate | None) -> str:
     """`module:function` where the candidate can be imported again, or ""."""
-    module = getattr(candidate, "__module__", None)
-    name = getattr(candidate, "__qualname__", "")
+    try:
+        module = getattr(candidate, "__module__", None)
+        name = getattr(candidate, "__qualname__", "")
+    except Exception:  # noqa: BLE001 - a candidate's own attributes may do anything
+        return ""
     named = isinstance(module, str) and isinstance(name, str)
     importable = named and module != "__main__" and name and "<" not in name
     return f"{module}:{name}" if importable else ""

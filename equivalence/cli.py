@@ -164,6 +164,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
                     verdict.path,
                     candidate=candidate or "",
                     contract=contract or "",
+                    device=device or "",
                     repeats=repeats,
                     rows=verdict.failing[:_AGAIN],
                 )

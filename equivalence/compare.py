@@ -5,22 +5,24 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from equivalence import ops
 from equivalence.blocks import Block, Job, select
 from equivalence.checks import bitwise, pages, topk
-from equivalence.checks.rows import IDENTICAL, Decided, failing
+from equivalence.checks.rows import IDENTICAL, UNDECIDED, Decided, failing
 from equivalence.errors import InvalidCase
 from equivalence.selection import Picks, Selection
 from equivalence.sides import Side
 from equivalence.verdict import Finding
+from refimpl.topk import PAD
 
 
 def decide(job: Job, block: Block, side: Side) -> dict[str, Decided]:
     """Every output of one side that can be judged on this block."""
     selection = block.selection
-    if selection is None and job.k and side.scores is not None:
-        selection = select(job, block, block.rows(side.scores))
+    if selection is None and job.k and side.recorded is not None:
+        selection = select(job, block, block.rows(side.recorded))
     decided: dict[str, Decided] = {}
     if "logits" in side.outputs and block.logits is not None:
         decided["logits"] = _decide_logits(job, block, side, block.logits)
@@ -36,12 +38,12 @@ def blame(job: Job, block: Block, side: Side, decided: dict[str, Decided]) -> Co
     told: Counter[str] = Counter()
     picks = [name for name in ops.PICKS if name in decided] or ["page_indices"]
     wrong = {n: d for n, d in decided.items() if n in picks and bool(failing(d.codes).any())}
-    if not wrong or side.scores is None or job.source != "reference":
+    if not wrong or side.scores is None or block.logits is None:
         return told
     own = _decide_picks(job, block, side, select(job, block, block.rows(side.scores)))
     for stage, verdict in wrong.items():
         fails = failing(verdict.codes)
-        scoring = fails & ~failing(own[stage].codes)
+        scoring = fails & (own[stage].codes < UNDECIDED)
         told.update({"scoring": int(scoring.sum()), "selection": int((fails & ~scoring).sum())})
         decided[stage] = replace(verdict, explain=_Blamed(verdict, scoring))
     return told
@@ -65,10 +67,9 @@ class _Blamed:
 def _decide_logits(job: Job, block: Block, side: Side, want: Tensor) -> Decided:
     first, count = block.column, block.visible
     if job.contract.dead != "ignore":
-        if job.contract.dead == "zero":
-            column = torch.arange(want.shape[1], device=want.device)
-            inside = (column >= first[:, None]) & (column < (first + count)[:, None])
-            want = torch.where(inside, want, 0.0)
+        column = torch.arange(want.shape[1], device=want.device)
+        inside = (column >= first[:, None]) & (column < (first + count)[:, None])
+        want = torch.where(inside, want, {"-inf": -torch.inf, "zero": 0.0}[job.contract.dead])
         first, count = torch.zeros_like(first), torch.full_like(count, want.shape[1])
     return bitwise.decide(
         bitwise.Scores(
@@ -76,7 +77,7 @@ def _decide_logits(job: Job, block: Block, side: Side, want: Tensor) -> Decided:
             got=block.rows(side.outputs["logits"]),
             first=first,
             count=count,
-            ids=block.ids,
+            ids=block.names,
             stage="logits",
             poison=side.poison.get("logits"),
         )
@@ -108,7 +109,9 @@ def _decide_picks(
             want = picks[beside].columns(slots.values.shape[1])
             decided["page_indices"] = _joint(slots, want, block, decided.get(beside))
         elif "raw_indices" in job.case.inputs:
-            want = block.rows(job.case.inputs["raw_indices"]).long()
+            raw = block.rows(job.case.inputs["raw_indices"]).long()
+            surplus = slots.values.shape[1] - raw.shape[1]
+            want = functional.pad(raw, (0, surplus), value=PAD)
             decided["page_indices"] = _joint(slots, want, block, None)
         elif selection is not None:
             decided["page_indices"] = pages.decide_alone(slots, selection)
@@ -131,7 +134,7 @@ def _pages(job: Job, block: Block, side: Side) -> pages.Pages:
         values=block.rows(side.outputs["page_indices"]),
         slots_of=lambda rows, columns: slots_of(block.keep[rows], columns),
         reserved=job.contract.reserved_pages * ops.page_size_of(job.case),
-        ids=block.ids,
+        ids=block.names,
         pad=ops.pad_of(job.case, "page_indices"),
         poison=_index_poison(side, "page_indices"),
     )

@@ -58,7 +58,7 @@ def compare_logits(job: Job, block: Block, tallies: Sequence[RunTally]) -> None:
                 got=block.rows(side.outputs["logits"]),
                 first=block.column,
                 count=block.visible,
-                ids=block.ids,
+                ids=block.names,
                 stage="logits",
             )
         )

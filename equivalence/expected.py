@@ -29,7 +29,7 @@ class Expectation:
 
     Attributes:
         case: its name.
-        status: DIFFERENT or UNDECIDED.
+        status: DIFFERENT; what is undecided has to be mended, not expected.
         stages: outputs that fail, all of them.
         rule: the one rule they fail by.
         rows: failing rows of each run and stage.
@@ -73,11 +73,11 @@ def _entry(path: Path, name: str, fields: Any) -> Expectation:  # noqa: ANN401 -
         if type(fields[key]) is not kind
     ]
     if not wrong:
-        stages, known = fields["stages"], {"DIFFERENT", "UNDECIDED"}
+        stages = fields["stages"]
         wrong += (
             [] if all(isinstance(s, str) for s in stages) else ["stages is not a list of texts"]
         )
-        wrong += [] if fields["status"] in known else ["status is neither DIFFERENT nor UNDECIDED"]
+        wrong += [] if fields["status"] == "DIFFERENT" else ["status is not DIFFERENT"]
         wrong += [] if fields["rule"] in RULES else [f"rule {fields['rule']!r} is none"]
     for sentence in wrong:
         raise UsageError(plain.line(f"{path}: [{name}] {sentence}"))
@@ -101,24 +101,20 @@ def folder_of(path: Path) -> Path:
 
 
 def holds(expectation: Expectation, verdict: Verdict) -> bool:
-    """Whether a verdict is exactly what was expected."""
-    stages = {
-        name: stage
+    """Whether a verdict is exactly what was expected, run by run."""
+    wrong = [
+        {name: stage for name, stage in run.stages.items() if stage.status is not Status.EQUAL}
         for run in verdict.runs
-        for name, stage in run.stages.items()
-        if stage.status is not Status.EQUAL
-    }
-    bad = [
-        run
-        for run in verdict.runs
-        if any(s.rules == {expectation.rule: expectation.rows} for s in run.stages.values())
     ]
+    wrong = [stages for stages in wrong if stages]
+    found = {name for stages in wrong for name in stages}
+    rules = [dict(stage.rules) for stages in wrong for stage in stages.values()]
     return (
         verdict.status.value == expectation.status
-        and set(stages) == set(expectation.stages)
-        and all(set(stage.rules) == {expectation.rule} for stage in stages.values())
-        and len(bad) == expectation.runs
-        and all(found.rule == expectation.rule for found in verdict.findings)
+        and len(wrong) == expectation.runs
+        and found == set(expectation.stages)
+        and all(each == {expectation.rule: expectation.rows} for each in rules)
+        and all(finding.rule == expectation.rule for finding in verdict.findings)
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Equivalence:
     """The functions of `equivalence` in a test, bound to the session's options and its summary.
 
-    A candidate or contract that a call leaves out is the one of the command line.
+    A candidate, contract or device that a call leaves out is the one of the command line.
     """
 
     session: session.Session = field(repr=False)
@@ -46,7 +46,7 @@ class Equivalence:
             self.session.candidate if candidate is None else candidate,
             baseline=baseline,
             contract=self.session.contract if contract is None else contract,
-            device=device,
+            device=self.session.device if device is None else device,
             repeats=repeats,
         )
         session.tell(verdict, self.session.properties)

@@ -1,17 +1,17 @@
 """The centre: judge what a case recorded, or what a candidate gives for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from equivalence import blocks, compare, control, digest, ops, plain, sides, windows
+from equivalence import blocks, compare, control, digest, ops, plain, schema, sides, windows
 from equivalence.blocks import Job
 from equivalence.candidate import Candidate, name_of
-from equivalence.case import Case, held
+from equivalence.case import Case, held, take_rows
 from equivalence.contract import Contract, describe
-from equivalence.errors import NotEquivalent, Undecided, UsageError
+from equivalence.errors import InvalidCase, NotEquivalent, Undecided, UsageError
 from equivalence.report import as_text
 from equivalence.tally import KEPT, RunTally
 from equivalence.verdict import Coverage, Finding, Run, Status, Verdict, worst
@@ -30,6 +30,7 @@ def check(
     contract: Contract | str | None = None,
     device: torch.device | str | None = None,
     repeats: int = 1,
+    rows: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Verdict:
     """Judge one case.
@@ -43,14 +44,15 @@ def check(
             case's own.
         device: where the inputs go and the reference runs.
         repeats: how often the candidate is called.
+        rows: judge these rows alone, as a call of their own; decode rows by whole requests.
         progress: told (rows done, rows in all) as blocks are judged.
 
     Returns:
         The verdict; a bad case or a failing candidate is in it, as UNDECIDED.
 
     Raises:
-        UsageError: for a contract that cannot be read, a device that is not there,
-            or repeats below 1.
+        UsageError: for a contract that cannot be read or judged, a device that is not there,
+            a row that is not there, or repeats below 1.
     """
     if repeats < 1:
         raise UsageError(f"repeats is {repeats}; a candidate is called at least once")
@@ -65,10 +67,10 @@ def check(
         candidate=name_of(candidate),
     )
     if contract is not None:
-        free, origin = _read(contract), "argument"
+        free, origin = _judged(_read(contract)), "argument"
     elif candidate is None and case.contract is not None:
         try:
-            free, origin = Contract.parse(case.contract), "record"
+            free, origin = _judged(Contract.parse(case.contract)), "record"
         except UsageError as error:
             return invalid(verdict, f"contract: {error}")
     verdict = replace(
@@ -78,26 +80,33 @@ def check(
         allowed_by=free.name or "",
     )
     try:
-        ops.validate(case)
+        sizes = ops.validate(case)
         loaded = held(case, device=device)
-        rows = ops.find(case.op).windows(loaded)
-        loaded = windows.emptied(loaded, rows)
+        names = None
+        if rows is not None:
+            names = _chosen(case, rows, sizes).to(next(iter(loaded.inputs.values())).device)
+            loaded = take_rows(loaded, names)
+        spans = ops.find(case.op).windows(loaded)
+        loaded = windows.emptied(loaded, spans)
+        shared = candidate is not None and baseline is not None
+        old = None
+        if baseline is not None:
+            (old,) = sides.called(loaded, baseline, free, shared=shared)
         judged = (
             sides.recorded(loaded)
             if candidate is None
-            else sides.called(loaded, candidate, free, repeats=repeats)
+            else sides.called(loaded, candidate, free, repeats=repeats, shared=shared)
         )
-        old = None if baseline is None else sides.called(loaded, baseline, free, repeats=1)[0]
         job = Job(
             case=loaded,
-            windows=rows,
+            windows=spans,
             contract=free,
             sides=tuple(judged),
             baseline=old,
+            names=names,
         )
         return _judge(job, verdict, progress or _quiet)
-    # A reference refuses inputs it cannot compute with a ValueError: the record is at fault.
-    except ValueError as error:
+    except InvalidCase as error:
         return invalid(verdict, str(error))
 
 
@@ -146,6 +155,25 @@ def _read(contract: Contract | str) -> Contract:
     return Contract.parse(contract) if isinstance(contract, str) else contract
 
 
+def _judged(contract: Contract) -> Contract:
+    """The contract, where every freedom in it is one that this version judges."""
+    strict = Contract()
+    for key in ("scores", "ranks"):
+        if getattr(contract, key) != getattr(strict, key):
+            raise UsageError(f"{key}={getattr(contract, key)} is not judged by this version")
+    return contract
+
+
+def _chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.Tensor:
+    """The rows asked for, ascending, completed to whole requests."""
+    for row in rows:
+        if not 0 <= row < sizes["rows"]:
+            count = f"{sizes['rows']:,} rows, from 0 on"
+            raise UsageError(f"row {row} of {case.name}: it has {count}")
+    chosen = torch.tensor(sorted(set(rows)), dtype=torch.int64)
+    return schema.whole_requests(chosen, next_n=sizes.get("n", 1))
+
+
 def _quiet(_done: int, _rows: int) -> None:
     """Tell nobody."""
 
@@ -175,12 +203,13 @@ def _judge(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
                 decided = compare.decide(job, block, side)
                 tally.blame.update(compare.blame(job, block, side, decided))
                 for stage, each in decided.items():
-                    tally.stages[stage].add(each, block.ids, run=side.name)
+                    tally.stages[stage].add(each, block.names, run=side.name)
             control.count_picks(job, block, compared)
             control.compare_logits(job, block, tallies)
         progress(span.stop, rows)
     runs = [tally.run() for tally in tallies]
-    about = [*_broken(job), *_of_baseline(job), *_unscored(job, runs), *_drifted(job, hashed)]
+    about = [*_broken(job), *_of_baseline(job), *_drifted(job, hashed)]
+    about += [*_unscored(job, runs), *_without_picks(job)] if bool(job.live.any()) else []
     if about:
         runs.append(Run(name="record", stages={}, findings=tuple(about)))
     judged = int(job.live.sum()) if anything else 0
@@ -203,7 +232,7 @@ def _broken(job: Job) -> list[Finding]:
             stage="inputs",
             rule="invalid-record",
             status=Status.UNDECIDED,
-            row=row,
+            row=row if job.names is None else int(job.names[row]),
             reading=sentence,
         )
         for row, sentence in sorted(job.windows.broken.items())
@@ -235,6 +264,17 @@ def _unscored(job: Job, runs: Sequence[Run]) -> list[Finding]:
     ]
 
 
+def _without_picks(job: Job) -> list[Finding]:
+    """A layer of which no run gave any picks: that output was never compared."""
+    given = {stage for side in job.sides for stage in side.outputs}
+    if not job.k or given != {"logits"}:
+        return []
+    reading = f"no picks were given: {job.case.op} picks, mqa_logits and its kin only score"
+    return [
+        Finding(stage="raw_indices", rule="not-compared", status=Status.UNDECIDED, reading=reading)
+    ]
+
+
 def _of_baseline(job: Job) -> list[Finding]:
     """What is wrong with the baseline: nothing may be concluded from it."""
     findings = () if job.baseline is None else job.baseline.findings
@@ -244,7 +284,7 @@ def _of_baseline(job: Job) -> list[Finding]:
 def _drifted(job: Job, hashed: digest.Rows) -> list[Finding]:
     """A stored digest that the present reference no longer gives."""
     told = []
-    now = hashed.result() if job.source == "reference" and bool(job.live.all()) else {}
+    now = hashed.result() if job.source == "reference" and not job.windows.broken else {}
     for stage, got in now.items():
         want = job.case.reference.get(stage, got)
         if want != got:

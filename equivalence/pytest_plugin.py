@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("equivalence", "are picks equal, only tied, or wrong").addoption
     add("--equivalence-candidate", metavar="MODULE:FUNCTION", help="Judge this on every case.")
     add("--equivalence-contract", metavar="NAME|KEY=VALUE,...", help="What may differ.")
+    add("--equivalence-device", metavar="DEVICE", help="Where inputs go and the reference runs.")
     add("--equivalence-require-cases", action="store_true", help="Fail where no case ran.")
     text = "Where failing rows go (.equivalence under the root)."
     add("--equivalence-save", metavar="DIR|off", help=text)
@@ -33,10 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options."""
-    options = {name: config.getoption(f"equivalence_{name}") for name in ("candidate", "contract")}
-    required, save = (config.getoption(f"equivalence_{n}") for n in ("require_cases", "save"))
+    names = ("candidate", "contract", "device", "require_cases", "save")
+    options = {name: config.getoption(f"equivalence_{name}") for name in names}
     try:
-        state = sessions.start(**options, required=required, save=save, root=config.rootpath)
+        state = sessions.start(**options, root=config.rootpath)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_STATE] = state
@@ -57,7 +58,9 @@ class CaseFile(pytest.File):
     def collect(self) -> Iterator[CaseItem]:
         """Give its one test."""
         candidate = self.config.stash[_STATE].candidate
-        yield CaseItem.from_parent(self, name="recorded" if candidate is None else "candidate")
+        yield CaseItem.from_parent(
+            self, name=sessions.RECORDED if candidate is None else sessions.CANDIDATE
+        )
 
 
 class CaseItem(pytest.Item):

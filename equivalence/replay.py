@@ -1,6 +1,6 @@
 """Call a candidate on a case: cloned inputs, poisoned memory, and an Outcome whatever happens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from equivalence.case import Case
 from refimpl.bits import as_int
 
 INDEX_POISONS = (-1_347_440_721, 2_122_219_134)
+_PIECE_BYTES = 16 << 20
 SCORE_POISONS = (-1.2345e33, 6.789e32)
 
 
@@ -40,6 +41,11 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks
     def __init__(self, which: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.which = which
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile a candidate under this mode, as it would without it."""
+        return True
 
     def __torch_dispatch__(
         self,
@@ -78,6 +84,8 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
     try:
         with _Poison(poison), torch.no_grad():
             result = candidate(**inputs, **case.params)
+            # A kernel's own fault surfaces here and not in the judge.
+            _synchronize(inputs)
     except KeyboardInterrupt:
         raise
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
@@ -93,6 +101,12 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
     except Exception as error:  # noqa: BLE001 - the result is the candidate's own object
         message = f"its result cannot be read: {type(error).__name__}: {_first_line(error)}"
         return Outcome(rule="not-compared", message=message, mutated=mutated)
+
+
+def _synchronize(inputs: Mapping[str, Tensor]) -> None:
+    """Wait for the device the inputs are on."""
+    for device in {tensor.device for tensor in inputs.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def _named(result: object, case: Case, mutated: Mapping[str, Tensor]) -> Outcome:
@@ -139,7 +153,17 @@ def alike(a: Tensor, b: Tensor) -> bool:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same bits."""
-    return alike(a, b) and torch.equal(as_int(a), as_int(b))
+    if not alike(a, b):
+        return False
+    return all(torch.equal(x, y) for x, y in zip(pieces(a), pieces(b), strict=True))
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor as integers, so many of its first dimension at a time that copies stay small."""
+    whole = as_int(tensor) if tensor.dim() else as_int(tensor)[None]
+    step = max(1, _PIECE_BYTES // max(1, whole[:1].numel() * whole.element_size()))
+    for i in range(0, len(whole), step):
+        yield whole[i : i + step]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,15 +1,12 @@
 """A run over files: each is judged, a bad one becomes a verdict, expectations are applied."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from equivalence import expected, judge, ops, plain, store
 from equivalence.candidate import Candidate
-from equivalence.case import Case, held, take_rows
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.verdict import Status, Verdict
 
@@ -57,8 +54,9 @@ def over(
         table = foreseen.get(expected.folder_of(path), {})
         recorded = options.rows is None and options.candidate is None
         yield expected.mark(verdict, table.get(path.stem) if recorded else None)
-    folders = {path.resolve() for path in paths if path.is_dir()} & set(foreseen)
-    for folder in sorted(folders):
+    asked = [path.resolve() for path in paths if path.is_dir()]
+    whole = [f for f in foreseen if any(f.is_relative_to(folder) for folder in asked)]
+    for folder in sorted(whole):
         names = [path.stem for path in files if expected.folder_of(path) == folder]
         for name in expected.unnamed(foreseen[folder], names):
             note = f"{expected.FILE} expects something of this case, and {folder} has no such case"
@@ -73,17 +71,13 @@ def one(path: Path, options: Options, *, progress: Progress | None = None) -> Ve
         name = plain.line(path.stem)
         blank = Verdict(case=name, op="", path=str(path), status=Status.UNDECIDED)
         return judge.invalid(blank, str(error))
-    try:
-        case = case if options.rows is None else _only(case, options.rows)
-    except InvalidCase as error:
-        blank = Verdict(case=case.name, op=case.op, path=str(path), status=Status.UNDECIDED)
-        return judge.invalid(blank, str(error))
     return judge.check(
         case,
         options.candidate,
         contract=options.contract,
         device=options.device,
         repeats=options.repeats,
+        rows=options.rows,
         progress=None if progress is None else partial(progress, case.name),
     )
 
@@ -97,7 +91,3 @@ def _check_rows(path: Path, rows: Sequence[int]) -> None:
     for row in rows:
         if not 0 <= row < count:
             raise UsageError(f"row {row} of {case.name}: it has {count:,} rows, from 0 on")
-
-
-def _only(case: Case, rows: Sequence[int]) -> Case:
-    return replace(take_rows(held(case), torch.tensor(rows)), path=case.path)

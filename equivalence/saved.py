@@ -83,6 +83,7 @@ def again(
     *,
     candidate: str = "",
     contract: str = "",
+    device: str = "",
     repeats: int = 1,
     rows: Sequence[int] = (),
 ) -> str:
@@ -92,12 +93,14 @@ def again(
         path: the case; shown from the working directory where it is below it.
         candidate: MODULE:FUNCTION, or "" for the recorded runs.
         contract: as given to the judge, or "" for the case's own or the strict one.
+        device: where the inputs go, or "".
         repeats: how often the candidate is called.
         rows: only these, or all where there are none.
     """
     options = {
         "--candidate": candidate,
         "--contract": contract,
+        "--device": device,
         "--repeats": str(repeats) if repeats > 1 else "",
         "--rows": ",".join(map(str, rows)),
     }

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 PROPERTY = "equivalence"
 FOLDER = ".equivalence"
+RECORDED, CANDIDATE = "recorded", "candidate"
+ITEMS = (f"::{RECORDED}", f"::{CANDIDATE}")
+"""How the tests of case files end."""
 PASSED, FAILED, USAGE, NOTHING_COLLECTED = 0, 1, 4, 5
 STRUCTURAL = "no row of any case selects: every window fits into k, so nothing was tested"
 
@@ -32,6 +35,7 @@ class Session:
         candidate: judged instead of recorded runs.
         name: how the candidate was named, or "".
         contract: as text; None is each case's own, or strict for a candidate.
+        device: where inputs go and the reference runs; None leaves them where they are.
         required: whether a session without a case fails.
         folder: where failing rows are saved; None saves nothing.
         verdicts: by test.
@@ -42,6 +46,7 @@ class Session:
     candidate: Candidate | None = None
     name: str = ""
     contract: str | None = None
+    device: str | None = None
     required: bool = False
     folder: Path | None = None
     verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
@@ -50,14 +55,21 @@ class Session:
 
 
 def start(
-    *, candidate: str | None, contract: str | None, required: bool, save: str | None, root: Path
+    *,
+    candidate: str | None,
+    contract: str | None,
+    device: str | None,
+    require_cases: bool,
+    save: str | None,
+    root: Path,
 ) -> Session:
     """Read the options.
 
     Args:
         candidate: MODULE:FUNCTION.
         contract: as `Contract.parse` reads it.
-        required: whether a case must run.
+        device: a torch device by name.
+        require_cases: whether a case must run.
         save: a folder, `off`, or None for FOLDER under `root`.
         root: the root of the project under test.
 
@@ -75,7 +87,12 @@ def start(
     if save == "" or (folder is not None and folder.exists() and not folder.is_dir()):
         raise UsageError(f"--equivalence-save {save or folder}: it is a folder, or off")
     return Session(
-        candidate=found, name=candidate or "", contract=contract, required=required, folder=folder
+        candidate=found,
+        name=candidate or "",
+        contract=contract,
+        device=device,
+        required=require_cases,
+        folder=folder,
     )
 
 
@@ -101,7 +118,9 @@ def judge_file(session: Session, path: Path) -> None:
     """
     from equivalence import judge, run, saved, store  # noqa: PLC0415 - torch is imported on use
 
-    options = run.Options(candidate=session.candidate, contract=session.contract)
+    options = run.Options(
+        candidate=session.candidate, contract=session.contract, device=session.device
+    )
     (verdict,) = run.over([path], options)
     tell(verdict, session.properties)
     if verdict.expected or verdict.status is Status.EQUAL:
@@ -147,7 +166,13 @@ def why(
             path, told = str(kept[0]), f"{saved.here(kept[0])} ({kept[1]})"
     again = ""
     if path and name is not None:
-        again = saved.again(path, candidate=name, contract=contract or "", repeats=repeats)
+        again = saved.again(
+            path,
+            candidate=name,
+            contract=contract or "",
+            device=session.device or "",
+            repeats=repeats,
+        )
     return plain.block(as_text.failure(verdict, saved=told, again=again))
 
 
@@ -195,8 +220,10 @@ def ending(session: Session, status: int) -> tuple[int, str]:
             return status, ""
         alone = _alone(session)
         return USAGE, "no case ran, and cases were asked for" + (f"; {alone}" if alone else "")
-    decided = all(verdict.status is not Status.UNDECIDED for verdict in verdicts)
-    if decided and run_status(verdicts) is Status.UNDECIDED:
+    # What a test judges by itself is its own choice; case files are there to test selection.
+    files = [v for test, each in session.verdicts.items() if test.endswith(ITEMS) for v in each]
+    decided = all(verdict.status is not Status.UNDECIDED for verdict in files)
+    if files and decided and run_status(files) is Status.UNDECIDED:
         return status or FAILED, STRUCTURAL
     return status, ""
 

@@ -1,7 +1,8 @@
 """What is judged: recorded launch chains, or the calls of a candidate, as named sides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ class Side:
     Attributes:
         name: "run 0" or "candidate".
         outputs: tensors that have the shape and dtype of their stage.
-        scores: the logits this chain selected from, where known.
+        scores: the logits this chain selected from, where known: they serve the blame.
+        recorded: logits that may judge the picks where no reference can: of a recorded chain its
+            own, of a candidate the ones the case recorded.
         poison: what buffers held before the launch, by output.
         findings: what is already known to be wrong.
     """
@@ -29,6 +32,7 @@ class Side:
     name: str
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     scores: Tensor | None = None
+    recorded: Tensor | None = None
     poison: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -43,16 +47,51 @@ def recorded(case: Case) -> list[Side]:
         outputs, findings = _fitting(case, entry, name)
         scores = outputs.get("logits", scores)
         sides.append(
-            Side(name=name, outputs=outputs, scores=scores, poison=poison, findings=findings)
+            Side(
+                name=name,
+                outputs=outputs,
+                scores=scores,
+                recorded=scores,
+                poison=poison,
+                findings=findings,
+            )
         )
     return sides
 
 
-def called(case: Case, candidate: Candidate, contract: Contract, *, repeats: int) -> list[Side]:
-    """One side a call of the candidate."""
-    names = ["candidate"] + [f"candidate, call {i + 1}" for i in range(1, repeats)]
-    more = repeats > 1
-    return [_call(case, candidate, contract, name, more=more) for name in names]
+def called(
+    case: Case, candidate: Candidate, contract: Contract, *, repeats: int = 1, shared: bool = False
+) -> list[Side]:
+    """One side a call of the candidate.
+
+    Args:
+        case: held in memory.
+        candidate: called `repeats` times.
+        contract: what it may do to its inputs.
+        repeats: how often.
+        shared: whether another implementation is called too, which may use the same buffers.
+    """
+    chains = recorded(case)
+    scores = chains[-1].scores if chains else None
+    sides: list[Side] = []
+    for i in range(repeats):
+        name = f"candidate, call {i + 1}" if i else "candidate"
+        side = _call(case, candidate, contract, name, more=shared or repeats > 1)
+        if sides and set(side.outputs) != set(sides[0].outputs):
+            side = replace(side, findings=(*side.findings, _other_outputs(sides[0], side)))
+        sides.append(replace(side, recorded=scores))
+    return sides
+
+
+def _other_outputs(first: Side, side: Side) -> Finding:
+    given = ", ".join(side.outputs) or "nothing"
+    return Finding(
+        stage="candidate",
+        rule="not-compared",
+        status=Status.UNDECIDED,
+        run=side.name,
+        reading=f"this call gave {given}; the first gave {', '.join(first.outputs) or 'nothing'}",
+    )
 
 
 def _call(case: Case, candidate: Candidate, contract: Contract, name: str, *, more: bool) -> Side:
@@ -67,36 +106,47 @@ def _call(case: Case, candidate: Candidate, contract: Contract, name: str, *, mo
         )
         return Side(name=name, findings=(failed, *_written(case, outcome, contract, name)))
     outputs, findings = _fitting(case, outcome.outputs, name)
-    poison: dict[str, float] = {}
-    poisoned = _holds(outputs, which=0)
+    findings = (*findings, *_written(case, outcome, contract, name))
+    poisoned = {stage: _holds(tensor, which=0) for stage, tensor in outputs.items()}
     if more or any(poisoned.values()):
-        # A candidate may hand out the same buffer at its next call.
-        outputs = {stage: tensor.clone() for stage, tensor in outputs.items()}
+        outputs = _kept(outputs, which=int(any(poisoned.values())))
+    poison: dict[str, float] = {}
     if any(poisoned.values()):
         # A second poison tells an unwritten cell from a value that happens to be the first.
-        again = replay.run(candidate, case, poison=1)
-        second = _holds(again.outputs, which=1)
+        again = replay.run(candidate, case, poison=1).outputs
         poison = {
             stage: _poison(outputs[stage], 0)
             for stage, found in poisoned.items()
-            if found and second.get(stage, False)
+            if found and stage in again and _holds(again[stage], which=1)
         }
+        _kept(again, which=0)
     return Side(
         name=name,
         outputs=outputs,
         scores=outputs.get("logits"),
         poison=poison,
-        findings=(*findings, *_written(case, outcome, contract, name)),
+        findings=findings,
     )
+
+
+def _kept(outputs: Mapping[str, Tensor], *, which: int) -> dict[str, Tensor]:
+    """Copies; the candidate's own buffers are poisoned, since its next call may hand them out."""
+    copies = {stage: tensor.clone() for stage, tensor in outputs.items()}
+    for tensor in outputs.values():
+        # Expanded or inference tensors cannot be written; then a stale buffer stays unseen.
+        with suppress(RuntimeError):
+            replay.fill_poison(tensor, which)
+    return copies
 
 
 def _poison(tensor: Tensor, which: int) -> float:
     return (replay.SCORE_POISONS if tensor.is_floating_point() else replay.INDEX_POISONS)[which]
 
 
-def _holds(outputs: Mapping[str, Tensor], *, which: int) -> dict[str, bool]:
-    """Which outputs hold a poison anywhere."""
-    return {stage: bool((t == _poison(t, which)).any()) for stage, t in outputs.items()}
+def _holds(tensor: Tensor, *, which: int) -> bool:
+    """Whether an output holds a poison anywhere."""
+    poison = as_int(torch.tensor(_poison(tensor, which), dtype=tensor.dtype, device=tensor.device))
+    return any(bool((piece == poison).any()) for piece in replay.pieces(tensor))
 
 
 def _fitting(
@@ -139,21 +189,15 @@ def _written(
     """Inputs a call changed where its contract does not let it."""
     findings = []
     for name, after in outcome.mutated.items():
-        before = case.inputs[name]
-        changed = torch.ones_like(before, dtype=torch.bool)
-        if replay.alike(after, before):
-            changed = as_int(after) != as_int(before)
-            if name == "scores":
-                changed &= ~_may_write(case, contract, after)
-        count = int(changed.sum())
+        count, first = _changes(case, contract, name, after)
+        all_values = case.inputs[name].numel()
         if count:
-            first = changed.nonzero()[0].tolist()
             findings.append(
                 Finding(
                     stage="inputs",
                     rule="wrote-outside",
                     run=run,
-                    place=f"input {name}   {count:,} of {before.numel():,} values changed",
+                    place=f"input {name}   {count:,} of {all_values:,} values changed",
                     evidence=(Evidence(label="first", place=f"index {first}"),),
                     reading=f"the call wrote into its input; allowed: writes={contract.writes}",
                 )
@@ -161,13 +205,35 @@ def _written(
     return tuple(findings)
 
 
-def _may_write(case: Case, contract: Contract, scores: Tensor) -> Tensor:
-    """Cells of the input scores the contract lets a kernel change, bool [T, L]."""
-    if contract.writes in ("none", "scores"):
-        return torch.full_like(scores, contract.writes == "scores", dtype=torch.bool)
-    windows = ops.find(case.op).windows(case)
-    column = torch.arange(scores.shape[1], device=scores.device)
-    before = column < windows.start[:, None]
-    if contract.writes == "before-window":
-        return before
-    return before | (column >= (windows.start + windows.visible)[:, None])
+def _changes(case: Case, contract: Contract, name: str, after: Tensor) -> tuple[int, list[int]]:
+    """How many forbidden values of an input changed, and the index of the first."""
+    before = case.inputs[name]
+    if not replay.alike(after, before):
+        return before.numel(), [0] * before.dim()
+    windows = ops.find(case.op).windows(case) if name == "scores" else None
+    count, row = 0, 0
+    first: list[int] = []
+    for old, new in zip(replay.pieces(before), replay.pieces(after), strict=True):
+        changed = old != new
+        if windows is not None:
+            span = slice(row, row + len(old))
+            start, end = windows.start[span], (windows.start + windows.visible)[span]
+            changed &= ~_may_write(contract, start, end, old.shape[1])
+        if bool(changed.any()):
+            here = changed.nonzero()[0].tolist()
+            first = first or [here[0] + row, *here[1:]]
+            count += int(changed.sum())
+        row += len(old)
+    return count, first
+
+
+def _may_write(contract: Contract, start: Tensor, end: Tensor, columns: int) -> Tensor:
+    """Cells of a block of input scores the contract lets a kernel change, bool [B, columns]."""
+    column = torch.arange(columns, device=start.device)
+    before, past = column < start[:, None], column >= end[:, None]
+    return {
+        "none": torch.zeros_like(before),
+        "before-window": before,
+        "out-of-window": before | past,
+        "scores": torch.ones_like(before),
+    }[contract.writes]

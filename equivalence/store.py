@@ -229,6 +229,9 @@ def plain_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
     return tensors
 
 
+fixtures_dir = flags.fixtures_dir
+
+
 def find(paths: Sequence[Path]) -> list[Path]:
     """The safetensors files named, and those under the folders named, in order and once each.
 

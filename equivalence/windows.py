@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from equivalence import schema
-from equivalence.case import PADDING, ROW_CLASSES, Case
+from equivalence.case import BY_DESIGN, PADDING, ROW_CLASSES, Case
 from equivalence.errors import InvalidCase
 
+_CELLS = 1 << 22
 _SLOTS = 1 << 31
 """Slots are int32."""
 
@@ -205,9 +206,7 @@ def _bad_pages(
     if not (rows and requests):
         return found
     most_pages = _SLOTS // param(case, "page_size") if pages is None else pages
-    wide = table.long()
-    strange = (wide < 0) | (wide >= most_pages)
-    first = torch.where(strange.any(1), strange.int().argmax(1), most)
+    first = _first_strange(table, most_pages)
     mine = torch.where(nowhere, 0, request)
     needed = -(-visible.clamp(min=0) // param(case, "page_size"))
     at = first[mine].clamp(max=most - 1)
@@ -222,12 +221,28 @@ def _bad_pages(
     return found
 
 
+def _first_strange(table: Tensor, most_pages: int) -> Tensor:
+    """The first entry of each table row that is no page, or the table's width, int64 [requests]."""
+    requests, most = table.shape
+    first = torch.full((requests,), most, dtype=torch.int64, device=table.device)
+    # int32 cannot hold 2^31, and every page number is below it.
+    highest = min(most_pages - 1, _SLOTS - 1)
+    step = max(1, _CELLS // (most + 1))
+    for i in range(0, requests, step):
+        strange = (table[i : i + step] < 0) | (table[i : i + step] > highest)
+        bad = strange.any(1)
+        first[i : i + step][bad] = strange[bad].to(torch.uint8).argmax(1)
+    return first
+
+
 def _windows(case: Case, start: Tensor, end: Tensor, column: Tensor, bad: list[_Bad]) -> Windows:
     """Windows where a broken row is empty, and a padding row with a backward window is no fault."""
     empty = torch.zeros_like(start, dtype=torch.bool)
     if case.row_class is not None:
         kind = case.row_class
         empty = (kind == PADDING) & (end <= start)
+        for design in BY_DESIGN:
+            empty |= kind == design
         odd = (kind < 0) | (kind >= len(ROW_CLASSES))
         bad = [_Bad(which=odd, sentence="row_class {} is no class", values=(kind,)), *bad]
     broken: dict[int, str] = {}

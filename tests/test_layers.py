@@ -29,12 +29,13 @@ def imports(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+            found |= {"."} if node.level else set()
     return found
 
 
 def tops(names: set[str]) -> set[str]:
     """The top-level packages of module names."""
-    return {name.partition(".")[0] for name in names}
+    return {name.partition(".")[0] for name in names} - {""}
 
 
 def breaches(root: Path) -> list[str]:
@@ -57,6 +58,7 @@ def breaches(root: Path) -> list[str]:
             and "hypothesis" in outside,
             "checks never import each other": name.startswith("equivalence.checks.")
             and {f"equivalence.checks.{c}" for c in CHECKS if c != short} & used,
+            "imports are absolute": "." in used,
             "reports decide nothing": name.startswith("equivalence.report.")
             and {"equivalence.judge", "equivalence.blocks", "torch"} & used,
         }
@@ -84,6 +86,7 @@ def test_no_module_breaks_an_import_rule() -> None:
             "from equivalence.checks import topk",
             "checks never import each other",
         ),
+        ("equivalence/checks/topk.py", "from . import rows", "imports are absolute"),
         (
             "equivalence/report/as_text.py",
             "from equivalence.judge import check",

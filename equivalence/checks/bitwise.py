@@ -118,7 +118,7 @@ def _reading(want: Tensor, got: Tensor, columns: Tensor, first: int) -> str:
     x, y = want[columns].double(), got[columns].double()
     if bool((y == 0).all()) and bool((x != 0).all()):
         return f"every differing score is zero, from column {first + int(columns[0])} on"
-    if bool(y.isneginf().all()):
+    if bool(y.isneginf().all()) and bool(x.isfinite().all()):
         return f"-inf where the reference is finite, from column {first + int(columns[0])} on"
     ratio = (y / x)[(x != 0) & x.isfinite() & y.isfinite()]
     if len(ratio) > 1 and bool((ratio == ratio[0]).all()):

@@ -21,7 +21,7 @@ from equivalence.checks.rows import (
     name,
     set_first,
 )
-from equivalence.selection import Selection, census, has_power, nan_finding
+from equivalence.selection import Selection, census, has_power, nan_finding, reads_scores
 from equivalence.verdict import Evidence, Finding
 from refimpl import bits, topk
 
@@ -133,7 +133,15 @@ def decide_alone(pages: Pages, selection: Selection) -> Decided:
     want = pages.of(selection.want.long(), selection.want != topk.PAD)
     want = functional.pad(want, (0, got.shape[1] - want.shape[1]), value=pages.pad)
     codes = torch.zeros(len(got), dtype=torch.int8, device=got.device)
-    for i in (got != want).any(1).nonzero()[:, 0].tolist():
+    differ = (got != want).any(1)
+    if selection.contract.order == "any":
+        # The reference's own slots in another order need no look at the row's columns.
+        ranked = reads_scores(selection.visible, k=selection.k, contract=selection.contract)
+        at = (differ & ranked & ~_holed(pages, want)).nonzero()[:, 0]
+        same = (got[at].sort(1).values == want[at].sort(1).values).all(1)
+        codes[at[same]] = REORDERED
+        differ[at[same]] = False
+    for i in differ.nonzero()[:, 0].tolist():
         codes[i] = _name_row(pages, selection, i)
     zero = (got < pages.reserved) & (got != pages.pad) & ~failing(codes)[:, None]
     codes[zero.any(1)] = code("page-zero")
@@ -144,6 +152,11 @@ def decide_alone(pages: Pages, selection: Selection) -> Decided:
         power=has_power(selection),
         explain=partial(_explain_alone, pages, selection, codes),
     )
+
+
+def _holed(pages: Pages, want: Tensor) -> Tensor:
+    """Rows with a pad where the reference has a slot, or the other way round, bool [B]."""
+    return ((pages.values == pages.pad) != (want == pages.pad)).any(1)
 
 
 def _image(pages: Pages, selection: Selection, i: int) -> list[int]:

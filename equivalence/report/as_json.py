@@ -51,7 +51,10 @@ def case_data(verdict: Verdict) -> dict[str, Any]:
             "scored_rows": verdict.coverage.scored_rows,
             "sampled": verdict.coverage.sampled,
         },
-        "stages": {name: _stage(stage) for name, stage in verdict.stages.items()},
+        "stages": {
+            name: {**_stage(stage), "runs": sum(name in run.stages for run in verdict.runs)}
+            for name, stage in verdict.stages.items()
+        },
         "findings": [_finding(finding) for finding in verdict.findings],
         "runs": [_run(run) for run in verdict.runs],
         "control": {stage: dict(counts) for stage, counts in verdict.control.items()},

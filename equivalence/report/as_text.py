@@ -107,6 +107,7 @@ def case_lines(verdict: Verdict, *, width: int = 0) -> str:
         f"{name:<15} {_counts([r.stages[name] for r in verdict.runs if name in r.stages])}"
         for name in names
     ]
+    parts += [f"{'control':<15} {_control(n, c)}" for n, c in verdict.control.items()]
     if verdict.note:
         parts.append(verdict.note)
     elif not names and verdict.findings:
@@ -115,6 +116,13 @@ def case_lines(verdict: Verdict, *, width: int = 0) -> str:
     top, *rest = parts or [""]
     head = f"{verdict.case:<{width}}  {status:<20}  {top}".rstrip()
     return "\n".join([head, *(f"{'':<{width}}  {'':<20}  {part}" for part in rest)])
+
+
+def _control(name: str, counts: Mapping[str, int]) -> str:
+    """What runs of the same output did against each other."""
+    classes = {"identical": "identical", "reordered": "reordered", "other_set": "another set"}
+    kinds = [f"{counts[key]:,} {words}" for key, words in classes.items() if counts[key]]
+    return f"{name} run against run: {', '.join(kinds)}"
 
 
 def _counts(stages: Sequence[Stage]) -> str:

@@ -77,6 +77,12 @@ def resealed(
     return make
 
 
+def _rename_key(head: dict[str, Any]) -> None:
+    """One bad bit in the metadata's key."""
+    metadata = head["__metadata__"]
+    metadata["equivalencd"] = metadata.pop("equivalence")
+
+
 def table(edit: Callable[[dict[str, Any], bytearray], object]) -> Bad:
     """The good file with its header edited."""
 
@@ -171,7 +177,7 @@ FILES: dict[str, Bad] = {
     "extra tensor": table(extra),
     "missing tensor": table(missing),
     "hostile name": table(lambda head, _: head.update({"\x1b[31mred\n\u202e": "x"})),
-    "no key": table(lambda head, _: head.update({"__metadata__": {"equivalenca": "{}"}})),
+    "no key": table(lambda head, _: _rename_key(head)),
     "JSON no JSON": table(lambda head, _: head["__metadata__"].update(equivalence="{")),
     "JSON a list": table(lambda head, _: head["__metadata__"].update(equivalence="[]")),
     "JSON deep": table(

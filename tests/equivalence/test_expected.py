@@ -59,7 +59,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         (TEXT + "more = 1", "[tiny] has the fields"),
         (TEXT.replace("rows = 1", "rows = true"), "[tiny] rows is not int"),
         (TEXT.replace('["raw_indices"]', "[[1]]"), "[tiny] stages is not a list of texts"),
-        (TEXT.replace("DIFFERENT", "EQUAL"), "[tiny] status is neither DIFFERENT nor UNDECIDED"),
+        (TEXT.replace("DIFFERENT", "UNDECIDED"), "[tiny] status is not DIFFERENT"),
         (TEXT.replace("lost-winner", "lost"), "[tiny] rule 'lost' is none"),
         (TEXT.replace("[tiny]", '["a\\u001b[2J"]') + "x = 1", "[a\\x1b[2J] has the fields"),
         ("x = " + "[" * 20_000 + "]" * 20_000, ""),

@@ -38,10 +38,11 @@ def test_a_file_without_tensors_has_a_header(tmp_path: Path) -> None:
     [
         ({"equivalence": "{}"}, "x", True),
         ({"format": "pt"}, "x", False),
-        ({"format": "pt"}, "inputs.x", True),
+        ({"format": "pt"}, "inputs.x", False),
+        ({"equivalencd": '{"digests": {}}'}, "inputs.x", True),
     ],
 )
-def test_a_file_means_to_be_a_case_by_its_key_or_its_names(
+def test_a_file_means_to_be_a_case_by_its_key_or_what_it_holds(
     metadata: dict[str, str],
     name: str,
     means: bool,  # noqa: FBT001 - a table's cell

@@ -452,34 +452,237 @@ def test_progress_is_told_to_the_last_row() -> None:
 
 
 MEMORY = """
-import resource, torch
+import sys
+from pathlib import Path
+import torch
 from equivalence.case import Case
 from equivalence.judge import check
-from refimpl.topk import ragged_topk
-rows, columns, k = 2048, 32768, 512
+
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
 torch.manual_seed(0)
-ends = torch.full((rows,), columns, dtype=torch.int32)
-case = Case(
-    op="ragged_topk",
-    inputs={"scores": torch.randn(rows, columns), "row_start": ends - ends, "row_end": ends},
-    params={"k": k},
-)
-raw = torch.empty(rows, k, dtype=torch.int32)
-for i in range(0, rows, 64):
-    part = {name: t[i : i + 64] for name, t in case.inputs.items()}
-    raw[i : i + 64] = ragged_topk(**part, k=k).flip(1)
-object.__setattr__(case, "recorded", ({"raw_indices": raw},))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-verdict = check(case, contract="order=any")
-print(verdict.status.value, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+if sys.argv[1] == "pages":
+    rows, columns, k = 1024, 65536, 64
+    table = torch.randint(1, 1 << 20, (rows, columns), dtype=torch.int32)
+    raw = torch.randint(0, columns, (rows, k), dtype=torch.int32)
+    case = Case(
+        op="translate_pages",
+        inputs={"raw_indices": raw, "page_table": table},
+        params={"page_size": 1},
+        recorded=({"page_indices": table.gather(1, raw.long()).int()},),
+    )
+else:
+    rows, columns, k = 2048, 32768, 512
+    ends = torch.full((rows,), columns, dtype=torch.int32)
+    scores = torch.zeros(rows, columns)
+    raw = (torch.arange(k, dtype=torch.int32) * 61 + torch.arange(rows)[:, None].int()) % columns
+    scores.scatter_(1, raw.long(), torch.arange(k, 0, -1.0).expand(rows, k))
+    case = Case(
+        op="ragged_topk",
+        inputs={"scores": scores, "row_start": ends - ends, "row_end": ends},
+        params={"k": k},
+        recorded=({"raw_indices": raw.flip(1)},),
+    )
+
+def candidate(scores, **rest):
+    if sys.argv[1] == "writes":
+        scores[5, 7] = 1e9
+    return raw
+
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+judged = None if sys.argv[1] in ("pages", "recorded") else candidate
+verdict = check(case, judged, contract="order=any,reserved_pages=0")
+print(verdict.status.value, peak() - before)
 """
 
 
-def test_the_judge_adds_at_most_256_mib() -> None:
-    """256 MiB of scores, all rows reordered: what judging adds to the peak stays bounded."""
+@pytest.mark.parametrize(
+    ("path", "status", "copies"),
+    [
+        ("recorded", "EQUAL", 0),
+        ("pages", "EQUAL", 0),
+        ("candidate", "EQUAL", 256),
+        ("writes", "DIFFERENT", 256),
+    ],
+)
+def test_the_judge_adds_at_most_256_mib(path: str, status: str, copies: int) -> None:
+    """256 MiB of scores or page table; a candidate's own copy of its inputs comes on top."""
     done = subprocess.run(  # noqa: S603 - our own interpreter and program
-        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True
     )
-    status, mebibytes = done.stdout.split()
-    assert status == "EQUAL"
-    assert int(mebibytes) <= 256
+    got, mebibytes = done.stdout.split()
+    assert got == status
+    assert int(mebibytes) - copies <= 256
+
+
+def wrong(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+    """Row 0 holds a column twice."""
+    picks = right(**inputs)
+    picks[0, 1] = picks[0, 0]
+    return picks
+
+
+def test_a_compiled_candidate_is_judged_as_it_is_compiled() -> None:
+    """Watching its allocations does not turn the compiler off."""
+
+    @torch.compile(backend="eager")
+    def candidate(scores: Tensor, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
+        call = wrong if torch.compiler.is_compiling() else right
+        return call(scores=scores, row_start=row_start, row_end=row_end, k=k)
+
+    verdict = check(generate.ragged_topk(1), candidate)
+    assert outcome(verdict) == (DIFFERENT, [("raw_indices", "duplicate")])
+
+
+def test_a_candidate_is_never_judged_by_its_own_scores() -> None:
+    """Without a reference its logits prove nothing; recorded ones judge its picks."""
+    case = replace(generate.prefill_indexer(1), arithmetic=None)
+    out = dense(**case.inputs, **case.params)
+
+    def consistent(**inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - likewise
+        inputs["weights"] = -inputs["weights"]
+        return dense(**inputs)
+
+    alone = check(case, consistent)
+    assert (alone.status, alone.scores) == (UNDECIDED, "none")
+    beside = check(replace(case, recorded=(out,)), consistent)
+    assert (beside.status, beside.scores) == (DIFFERENT, "recorded")
+
+
+def test_a_baseline_without_logits_leaves_the_reference_in_charge() -> None:
+    """The old kernel gave picks alone; the arithmetic of the case still judges."""
+    case = generate.prefill_indexer(1)
+
+    def old(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        return dense(**inputs)["raw_indices"]
+
+    def negated(**inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - likewise
+        inputs["weights"] = -inputs["weights"]
+        return dense(**inputs)
+
+    assert check(case, dense, baseline=old).status is EQUAL
+    verdict = check(case, negated, baseline=old)
+    assert (verdict.status, verdict.scores) == (DIFFERENT, "reference deep_gemm.sm90")
+
+
+def test_candidate_and_baseline_may_share_a_buffer() -> None:
+    """What the candidate gave is kept before the other one writes over it."""
+    case = replace(generate.prefill_indexer(1), arithmetic=None)
+    buffer: dict[str, Tensor] = {}
+
+    def into(sign: float) -> Callable[..., dict[str, Tensor]]:
+        def call(**inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - likewise
+            inputs["weights"] = sign * inputs["weights"]
+            for name, tensor in dense(**inputs).items():
+                buffer.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+            return buffer
+
+        return call
+
+    assert check(case, into(1), baseline=into(1)).status is EQUAL
+    assert check(case, into(-1), baseline=into(1)).status is DIFFERENT
+
+
+def test_a_buffer_that_a_later_call_leaves_alone_is_unwritten() -> None:
+    """The first call's picks do not stand in for the second's."""
+    kept: list[Tensor] = []
+
+    def once(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        if not kept:
+            kept.append(right(**inputs))
+        return kept[0]
+
+    verdict = check(generate.ragged_topk(1), once, repeats=2)
+    assert (verdict.status, set(verdict.runs[1].stages["raw_indices"].rules)) == (
+        DIFFERENT,
+        {"unwritten"},
+    )
+
+
+def test_outputs_that_are_missing_are_missed() -> None:
+    """A layer without picks, and a second call without what the first gave."""
+    case = generate.prefill_indexer(1)
+    verdict = check(case, lambda **inputs: {"logits": dense(**inputs)["logits"]})
+    assert outcome(verdict) == (UNDECIDED, [("raw_indices", "not-compared")])
+    calls: list[int] = []
+
+    def fewer(**inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - likewise
+        calls.append(1)
+        out = dense(**inputs)
+        return out if len(calls) == 1 else {"raw_indices": out["raw_indices"]}
+
+    again = check(case, fewer, repeats=2)
+    assert outcome(again) == (UNDECIDED, [("candidate", "not-compared")])
+
+
+def test_cells_outside_the_window_do_not_come_from_a_baseline() -> None:
+    """dead=-inf means -inf, whatever the old kernel leaves there."""
+    case = replace(generate.mqa_logits(1), arithmetic=None)
+
+    def zeroed(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        logits = scoring.mqa_logits(**inputs)
+        return torch.where(logits == -torch.inf, 0.0, logits)
+
+    assert check(case, scoring.mqa_logits, baseline=zeroed, contract="dead=-inf").status is EQUAL
+    assert check(case, zeroed, baseline=zeroed, contract="dead=-inf").status is DIFFERENT
+
+
+def test_rows_can_be_judged_alone_and_keep_their_numbers() -> None:
+    """Row 3 is row 3 in every finding, also where it was the only one asked for."""
+    case = generate.ragged_topk(1)
+
+    def third(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        picks = right(**inputs)
+        picks[-1, 1] = picks[-1, 0]
+        return picks
+
+    verdict = check(case, third, rows=[3, 1])
+    assert (verdict.coverage.rows, verdict.failing) == (2, [3])
+    assert [finding.row for finding in verdict.findings] == [3]
+    with pytest.raises(UsageError, match="row 99 of"):
+        check(case, third, rows=[99])
+
+
+def test_a_row_unwritten_by_design_may_hold_any_metadata() -> None:
+    """Nothing of it is read."""
+    case = generate.ragged_topk(1)
+    kinds = torch.zeros(len(case.inputs["row_start"]), dtype=torch.int8)
+    kinds[0] = 2
+    end = case.inputs["row_end"].clone()
+    end[0] = -5
+    odd = replace(case, inputs={**case.inputs, "row_end": end}, row_class=kinds)
+    assert check(odd, right).status is EQUAL
+
+
+@pytest.mark.parametrize("freedom", ["scores=bound", "ranks=sets"])
+def test_a_freedom_that_is_not_judged_yet_is_refused(freedom: str) -> None:
+    """It is not printed as if it were in force."""
+    with pytest.raises(UsageError, match="is not judged by this version"):
+        check(generate.ragged_topk(1), right, contract=freedom)
+
+
+def test_pads_beyond_the_picks_of_a_translation_are_pads() -> None:
+    """An output wider than its picks is compared, not refused."""
+    case = generate.translate_pages(1)
+
+    def wide(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        slots = pages.translate_pages(**inputs)
+        return torch.nn.functional.pad(slots, (0, 2), value=-1)
+
+    assert check(case, wide).status is EQUAL
+
+
+def test_a_candidate_whose_attributes_raise_has_no_name() -> None:
+    """Looking at it breaks nothing."""
+
+    class Odd:
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - raises
+            raise RuntimeError(name)
+
+        def __call__(self, **inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+            return right(**inputs)
+
+    assert check(generate.ragged_topk(1), Odd()).status is EQUAL
