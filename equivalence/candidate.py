@@ -47,6 +47,9 @@ def name_of(candidate: Candidate | None) -> str:
         name = getattr(candidate, "__qualname__", "")
     except Exception:  # noqa: BLE001 - a candidate's own attributes may do anything
         return ""
-    named = isinstance(module, str) and isinstance(name, str)
-    importable = named and module != "__main__" and name and "<" not in name
-    return f"{module}:{name}" if importable else ""
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+        return ""
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is candidate and name else ""

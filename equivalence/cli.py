@@ -116,6 +116,7 @@ def _setting(text: str) -> tuple[str, Any]:
 @click.option("--contract", help="What may differ: a documented name, or key=value,...")
 @click.option("--device", help="Where the inputs go and the reference runs.")
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
+@click.option("--op", help="Only cases of this op.")
 @click.option("--rows", metavar="N,N,...", help="Only these rows.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the verdicts as JSON.")
 @click.option("--allow-structural", is_flag=True, help="A run may hold no row that selects.")
@@ -125,6 +126,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
     contract: str | None,
     device: str | None,
     repeats: int,
+    op: str | None,
     rows: str | None,
     json_to: str | None,
     *,
@@ -152,6 +154,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
             device=device,
             repeats=repeats,
             rows=_numbers(rows),
+            op=op,
         )
         for verdict in run.over(paths, options, progress=tell):
             verdicts.append(verdict)
@@ -166,7 +169,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
                     contract=contract or "",
                     device=device or "",
                     repeats=repeats,
-                    rows=verdict.failing[:_AGAIN],
+                    rows=verdict.failing[:_AGAIN] or _numbers(rows) or (),
                 )
                 _print("\n" + as_text.failure(verdict, again=again))
         _print("\n" + as_text.summary(verdicts))

@@ -102,6 +102,8 @@ def _decide_picks(
     decided: dict[str, Decided] = {}
     if selection is not None:
         decided = {stage: topk.decide(selection, each) for stage, each in picks.items()}
+    if {"raw_indices", "ragged_indices"} <= set(picks):
+        decided["ragged_indices"] = _offset(block, picks, decided.get("raw_indices"))
     if "page_indices" in side.outputs:
         slots = _pages(job, block, side)
         beside = next(iter(picks), None)
@@ -116,6 +118,21 @@ def _decide_picks(
         elif selection is not None:
             decided["page_indices"] = pages.decide_alone(slots, selection)
     return decided
+
+
+def _offset(block: Block, picks: dict[str, Picks], beside: Decided | None) -> Decided:
+    """Ragged indices are the raw ones of the same chain, moved by the row's offset."""
+    ragged = picks["ragged_indices"]
+    moved = pages.Pages(
+        values=ragged.values,
+        slots_of=lambda rows, columns: columns + ragged.base[rows][:, None],
+        reserved=torch.iinfo(torch.int32).min,
+        ids=block.names,
+        pad=ragged.pad,
+        poison=ragged.poison,
+        stage=ragged.stage,
+    )
+    return _joint(moved, picks["raw_indices"].columns(ragged.values.shape[1]), block, beside)
 
 
 def _joint(slots: pages.Pages, want: Tensor, block: Block, beside: Decided | None) -> Decided:

@@ -113,7 +113,8 @@ class Contract:
         Raises:
             UsageError: for an unknown key, value or name, in one sentence that says what is right.
         """
-        first, *rest = re.split(r"[,\s]+", text.strip(" ,\t\n"))
+        tight = re.sub(r"\s*=\s*", "=", text).strip(" ,\t\n")
+        first, *rest = re.split(r"[,\s]+", tight)
         if not first:
             raise UsageError(
                 "the contract is empty; give key=value pairs, a documented name, or strict"

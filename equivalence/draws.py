@@ -29,6 +29,8 @@ class Scores:
             likes.
         signed_zeros: the plateau is -0 and +0 in equal parts.
         minus_inf: row 2 has fewer than k finite scores, and row 5 ends in -inf.
+        narrow: every score is 1 + N(0, 1e-4), so that coarse keys crowd into one bucket;
+            a kernel that keeps 4,096 of them shows from about 16,384 columns on.
         nan: row 0 holds a NaN and row 1 one whose sign bit is set.
     """
 
@@ -37,6 +39,7 @@ class Scores:
     plateau: float = 0.5
     signed_zeros: bool = False
     minus_inf: bool = False
+    narrow: bool = False
     nan: bool = False
 
 
@@ -44,7 +47,7 @@ def scores(random: torch.Generator, like: Scores, spans: Spans, k: int, columns:
     """fp32 [rows, columns] as `like` says."""
     drawn = torch.full((len(spans), columns), _OUTSIDE)
     for row, (start, end) in enumerate(spans):
-        make = _tied if like.tie_rich else _distinct
+        make = _narrow if like.narrow else _tied if like.tie_rich else _distinct
         drawn[row, start:end] = make(random, like, row, end - start, k)
     drawn *= like.scale
     if like.minus_inf:
@@ -55,6 +58,11 @@ def scores(random: torch.Generator, like: Scores, spans: Spans, k: int, columns:
         drawn[0, spans[0][0] + 1] = torch.nan
         as_int(drawn)[_WIDE, spans[_WIDE][0] + 2] = as_int(torch.tensor(-torch.nan))
     return drawn
+
+
+def _narrow(random: torch.Generator, _like: Scores, _row: int, visible: int, _k: int) -> Tensor:
+    """Scores that differ only far behind the point."""
+    return 1 + 1e-4 * torch.randn(visible, generator=random)
 
 
 def _distinct(random: torch.Generator, like: Scores, _row: int, visible: int, _k: int) -> Tensor:

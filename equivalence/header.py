@@ -187,6 +187,19 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
+def op_of(path: Path) -> str | None:
+    """The op a case file names; None where it cannot be read.
+
+    Raises:
+        InvalidCase: the file has no readable header.
+    """
+    try:
+        op = json.loads(read(path).metadata[KEY])["op"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return op if isinstance(op, str) else None
+
+
 def is_case(path: Path) -> bool:
     """Whether the file means to be a case: by its metadata key, or by a text that holds one.
 

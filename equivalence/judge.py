@@ -54,8 +54,7 @@ def check(
         UsageError: for a contract that cannot be read or judged, a device that is not there,
             a row that is not there, or repeats below 1.
     """
-    if repeats < 1:
-        raise UsageError(f"repeats is {repeats}; a candidate is called at least once")
+    _check_call(case, baseline, repeats)
     if device is not None:
         check_device(device)
     free, origin = Contract(), "default"
@@ -151,8 +150,25 @@ def check_device(device: torch.device | str) -> None:
         raise UsageError(plain.line(f"device {str(device)!r}: {error}", most=160)) from error
 
 
+def _check_call(case: Case, baseline: Candidate | None, repeats: int) -> None:
+    """Refuse what no case could make right."""
+    if not isinstance(case, Case):
+        raise UsageError(f"check wants a Case, not {type(case).__name__}; load_cases reads files")
+    if type(repeats) is not int or repeats < 1:
+        raise UsageError(f"repeats is {repeats!r}; a candidate is called at least once")
+    if baseline is not None and case.op in ops.OPS and ops.find(case.op).score is None:
+        raise UsageError(
+            f"a baseline gives the scores that judge; {case.op} has its own among the inputs:"
+            " judge the old kernel as a candidate of its own"
+        )
+
+
 def _read(contract: Contract | str) -> Contract:
-    return Contract.parse(contract) if isinstance(contract, str) else contract
+    if isinstance(contract, Contract):
+        return contract
+    if not isinstance(contract, str):
+        raise UsageError(f"a contract is a Contract or a text, not {type(contract).__name__}")
+    return Contract.parse(contract)
 
 
 def _judged(contract: Contract) -> Contract:
@@ -305,10 +321,11 @@ def _sum_up(verdict: Verdict) -> Verdict:
     statuses += [finding.status for run in verdict.runs for finding in run.findings]
     if not statuses:
         note = "nothing was compared: the case holds no recorded run and no candidate was given"
+        note = note if verdict.coverage.rows or not verdict.candidate else "nothing was compared"
         return replace(verdict, status=Status.UNDECIDED, note=note)
     status, stages = worst(statuses), verdict.stages
     if status is Status.EQUAL and not any(stage.power for stage in stages.values()):
-        note = f"no power: {', '.join(stages)} could not have been wrong differently"
+        note = f"no power: no row of {', '.join(stages)} had a choice to get wrong"
         return replace(verdict, status=Status.UNDECIDED, note=note)
     return replace(verdict, status=status)
 

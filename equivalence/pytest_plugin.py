@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("equivalence", "are picks equal, only tied, or wrong").addoption
     add("--equivalence-candidate", metavar="MODULE:FUNCTION", help="Judge this on every case.")
     add("--equivalence-contract", metavar="NAME|KEY=VALUE,...", help="What may differ.")
+    add("--equivalence-op", metavar="OP", help="Only case files of this op.")
     add("--equivalence-device", metavar="DEVICE", help="Where inputs go and the reference runs.")
     add("--equivalence-require-cases", action="store_true", help="Fail where no case ran.")
     text = "Where failing rows go (.equivalence under the root)."
@@ -34,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options."""
-    names = ("candidate", "contract", "device", "require_cases", "save")
+    names = ("candidate", "contract", "device", "op", "require_cases", "save")
     options = {name: config.getoption(f"equivalence_{name}") for name in names}
     try:
         state = sessions.start(**options, root=config.rootpath)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -92,7 +94,11 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
         return Outcome(rule="out-of-memory", message=_first_line(error))
     # Whatever a candidate raises is its outcome: sys.exit(0) too, or it would end the run well.
     except BaseException as error:  # noqa: BLE001 - for that reason
-        return Outcome(rule="crash", message=f"{type(error).__name__}: {_first_line(error)}")
+        message = f"{type(error).__name__}: {_first_line(error)}{_where(error)}"
+        return Outcome(rule="crash", message=message)
+    finally:
+        # The reference needs subnormals, whatever the candidate did to the processor.
+        torch.set_flush_denormal(False)
     mutated = {
         name: tensor for name, tensor in inputs.items() if not _same(tensor, case.inputs[name])
     }
@@ -164,6 +170,13 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
     step = max(1, _PIECE_BYTES // max(1, whole[:1].numel() * whole.element_size()))
     for i in range(0, len(whole), step):
         yield whole[i : i + step]
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the traceback that is not of torch or of this package."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(own)]
+    return plain.line(f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})") if frames else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from equivalence import expected, judge, ops, plain, store
+from equivalence import expected, header, judge, ops, plain, store
 from equivalence.candidate import Candidate
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.verdict import Status, Verdict
@@ -15,13 +15,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How every case of a run is judged; see `judge.check`."""
+    """How every case of a run is judged, see `judge.check`; `op` leaves out cases of others."""
 
     candidate: Candidate | None = None
     contract: str | None = None
     device: str | None = None
     repeats: int = 1
     rows: tuple[int, ...] | None = None
+    op: str | None = None
 
 
 def over(
@@ -41,9 +42,10 @@ def over(
         UsageError: before anything is judged: a path does not exist, no case is found,
             no case has these rows, or the device is not there.
     """
-    files = store.find_cases(paths)
+    files = [path for path in store.find_cases(paths) if _is_of(path, options.op)]
     if not files:
-        raise UsageError(plain.line(f"no case in {', '.join(map(str, paths))}"))
+        of = f" of op {options.op}" if options.op else ""
+        raise UsageError(plain.line(f"no case{of} in {', '.join(map(str, paths))}"))
     if options.device is not None:
         judge.check_device(options.device)
     for path in files if options.rows else ():
@@ -56,7 +58,7 @@ def over(
         yield expected.mark(verdict, table.get(path.stem) if recorded else None)
     asked = [path.resolve() for path in paths if path.is_dir()]
     whole = [f for f in foreseen if any(f.is_relative_to(folder) for folder in asked)]
-    for folder in sorted(whole):
+    for folder in sorted(whole) if options.op is None else ():
         names = [path.stem for path in files if expected.folder_of(path) == folder]
         for name in expected.unnamed(foreseen[folder], names):
             note = f"{expected.FILE} expects something of this case, and {folder} has no such case"
@@ -80,6 +82,14 @@ def one(path: Path, options: Options, *, progress: Progress | None = None) -> Ve
         rows=options.rows,
         progress=None if progress is None else partial(progress, case.name),
     )
+
+
+def _is_of(path: Path, op: str | None) -> bool:
+    """Whether a file is of this op, or cannot be read so that it must be told."""
+    try:
+        return op is None or header.op_of(path) in (op, None)
+    except InvalidCase:
+        return True
 
 
 def _check_rows(path: Path, rows: Sequence[int]) -> None:

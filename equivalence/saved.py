@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,17 +35,21 @@ def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str]
         folder: where the file goes, named after the case and a digest of its contents.
 
     Returns:
-        The file and a sentence on what it holds; None where no single row is at fault.
+        The file and a sentence on what it holds; None where no single row is at fault, unless the
+        case stands in no file and is small enough to be kept whole.
 
     Raises:
         OSError: the folder cannot be written.
     """
     shown = [found.row for found in verdict.findings if found.row is not None]
     failing = sorted({row for stage in verdict.stages.values() for row in stage.failing})
+    sizes = ops.validate(case)
     wrong = list(dict.fromkeys([*shown, *failing]))
+    if not wrong and not case.path and sizes["rows"] <= MOST_ROWS:
+        wrong = list(range(sizes["rows"]))
     if not wrong:
         return None
-    next_n = ops.validate(case).get("n", 1)
+    next_n = sizes.get("n", 1)
     rows = schema.whole_requests(torch.tensor(sorted(wrong[:MOST_ROWS])), next_n=next_n)
     numbers = [str(row) for row in rows.tolist()]
     about = {"rows": f"{' '.join(numbers)} of {case.name}"}
@@ -123,6 +128,6 @@ def _python_path(candidate: str) -> str:
         return ""
     place = Path(file).resolve().parent
     home = place.parent if Path(file).name == "__init__.py" else place
-    installed = "site-packages" in home.parts
-    below = home != Path.cwd() and home.is_relative_to(Path.cwd())
-    return f"PYTHONPATH={shlex.quote(here(home))} " if below and not installed else ""
+    installed = "site-packages" in home.parts or home == Path(sysconfig.get_path("stdlib"))
+    found = installed or home == Path.cwd()
+    return "" if found else f"PYTHONPATH={shlex.quote(here(home))} "

@@ -36,6 +36,7 @@ class Session:
         name: how the candidate was named, or "".
         contract: as text; None is each case's own, or strict for a candidate.
         device: where inputs go and the reference runs; None leaves them where they are.
+        op: the only op whose case files are judged.
         required: whether a session without a case fails.
         folder: where failing rows are saved; None saves nothing.
         verdicts: by test.
@@ -47,6 +48,7 @@ class Session:
     name: str = ""
     contract: str | None = None
     device: str | None = None
+    op: str | None = None
     required: bool = False
     folder: Path | None = None
     verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
@@ -59,6 +61,7 @@ def start(
     candidate: str | None,
     contract: str | None,
     device: str | None,
+    op: str | None,
     require_cases: bool,
     save: str | None,
     root: Path,
@@ -69,6 +72,7 @@ def start(
         candidate: MODULE:FUNCTION.
         contract: as `Contract.parse` reads it.
         device: a torch device by name.
+        op: the only op whose case files are judged.
         require_cases: whether a case must run.
         save: a folder, `off`, or None for FOLDER under `root`.
         root: the root of the project under test.
@@ -91,6 +95,7 @@ def start(
         name=candidate or "",
         contract=contract,
         device=device,
+        op=op,
         required=require_cases,
         folder=folder,
     )
@@ -102,6 +107,8 @@ def wants(session: Session, path: Path, *, named: bool) -> bool:
         return False
     try:
         wanted = named or header.is_case(path)
+        if wanted and session.op is not None and header.op_of(path) not in (session.op, None):
+            return False
     except InvalidCase:
         return True
     if not wanted:

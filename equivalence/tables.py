@@ -9,7 +9,7 @@ from equivalence.contract import Contract, named_contracts
 
 def of_ops() -> str:
     """Every op: what goes in, what can be judged, whose bits the reference has."""
-    head = ("op", "inputs", "params", "outputs judged", "reference arithmetic")
+    head = ("op", "inputs", "params", "outputs judged", "arithmetic to name")
     return _table(
         head,
         (

@@ -1,11 +1,13 @@
 """The README says what happens: its code runs, its outputs and tables are the real ones."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch._inductor.test_operators  # noqa: F401 - it can be imported once a process
 
-from equivalence import cli, tables
+from equivalence import cli, generate, tables
 from equivalence.contract import FREEDOMS
 
 ROOT = Path(__file__).parent.parent
@@ -25,25 +27,61 @@ def freedoms() -> str:
     return "".join(f"| {key} | {values} |\n" for key, values in rows)
 
 
-def test_the_readmes_test_passes(pytester: pytest.Pytester) -> None:
-    """The example is copied from the page, and run beside the shipped cases."""
-    (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
-    pytester.makepyfile(test_my_topk=blocks("python")[0])
-    result = pytester.runpytest_inprocess("test_my_topk.py")
-    result.assert_outcomes(passed=1)
+@pytest.fixture
+def example(pytester: pytest.Pytester) -> Callable[[str, str], pytest.RunResult]:
+    """Run the page's test beside the shipped cases, with a piece of the kernel replaced."""
+
+    def run(old: str = "", new: str = "") -> pytest.RunResult:
+        kernel, test, _ = blocks("python")
+        (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
+        assert old in kernel
+        pytester.makepyfile(my_kernels=kernel.replace(old, new) if old else kernel)
+        pytester.makepyfile(test_my_kernels=test)
+        pytester.syspathinsert()
+        return pytester.runpytest_inprocess("test_my_kernels.py")
+
+    return run
 
 
-def test_the_readmes_failure_is_what_a_bfloat16_kernel_gets(pytester: pytest.Pytester) -> None:
+def test_the_readmes_test_passes(example: Callable[..., pytest.RunResult]) -> None:
+    """The example is copied from the page and judges the shipped case and four generated ones."""
+    example().assert_outcomes(passed=5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("- row_start[:, None]", ""),
+        ("(column < row_start[:, None]) |", ""),
+        ("| (column >= row_end[:, None])", ""),
+        ("torch.where(visible <= k, slot, best)", "best"),
+        (".masked_fill(slot >= visible, -1)", ""),
+    ],
+)
+def test_the_readmes_test_catches_each_thing_left_out(
+    example: Callable[..., pytest.RunResult], old: str, new: str
+) -> None:
+    """Every part of the kernel on the page is needed."""
+    assert example(old, new).parseoutcomes()["failed"] >= 1
+
+
+def test_the_readmes_failure_is_what_a_bfloat16_kernel_gets(
+    example: Callable[..., pytest.RunResult],
+) -> None:
     """The message on the page is the one the same test prints for a kernel that rounds."""
-    (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
-    source = blocks("python")[0].replace("scores.topk(k)", "scores.bfloat16().topk(k)")
-    pytester.makepyfile(test_my_topk=source)
-    result = pytester.runpytest_inprocess("test_my_topk.py")
-    result.assert_outcomes(failed=1)
+    result = example("scores.masked_fill", "scores.bfloat16().masked_fill")
     printed = [line.removeprefix("E").strip() for line in result.outlines]
     want = next(block for block in blocks("text") if block.startswith("NotEquivalent"))
     wanted = [line.strip() for line in want.splitlines() if line and not line.startswith("  [")]
     assert [line for line in wanted if not any(line in each for each in printed)] == []
+
+
+def test_the_readmes_snippet_prints_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """A case made by hand is judged."""
+    kernel, _, snippet = blocks("python")
+    names = dict(generate.ragged_topk(1, k=2048, columns=12_288).inputs)
+    exec(compile(kernel + snippet, "README.md", "exec"), names)  # noqa: S102 - the page's own code
+    assert capsys.readouterr().out == "Status.EQUAL\n"
 
 
 def test_the_readmes_replay_is_the_real_one(

@@ -6,7 +6,7 @@ from torch import Tensor
 from refimpl import topk
 
 
-def of_set(*, missing: int, below: int, surplus_ties: int, need: int) -> str:
+def of_set(*, missing: int, below: int, surplus_ties: int, need: int, signed_zeros: bool) -> str:
     """What a row with the wrong picks looks like.
 
     Args:
@@ -14,7 +14,10 @@ def of_set(*, missing: int, below: int, surplus_ties: int, need: int) -> str:
         below: columns below the cutoff that were.
         surplus_ties: tied columns picked beyond the free places.
         need: picks the row owes.
+        signed_zeros: whether a +0 was lost to a -0.
     """
+    if signed_zeros:
+        return "a +0 was lost to a -0, which ranks below it under zero_sign=distinct"
     if missing and below:
         return f"{missing:,} of {need:,} picks lost to lower scores"
     if missing:
@@ -53,6 +56,9 @@ def of_slots(
     if rule == "out-of-window":
         if column == start > 0 and _ranks_from_zero(picks, scores, start, visible, k):
             return f"row {row} ranks from column 0, not from its start {start}"
+        moved = picks - start
+        if start > 0 and bool(((moved >= 0) & (moved < visible)).all()):
+            return f"these are columns of the whole K: the row's start {start} was not subtracted"
         if bool((picks >= visible).all()):
             return "every pick lies past the window: fits another base for the indices"
     if rule == "duplicate" and bool((picks == picks[0]).all()):

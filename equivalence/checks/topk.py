@@ -162,7 +162,7 @@ def _row_with_these_picks(selection: Selection, picks: Picks, i: int) -> int | N
     """Another row of the block whose right picks are what row i holds, as a set."""
     mine = picks.relative()[i][: selection.k].sort().values
     match = (selection.want.long().sort(1).values == mine).all(1)
-    match &= (selection.want != selection.want[i]).any(1) & (selection.visible > 0)
+    match &= (selection.want != selection.want[i]).any(1) & (selection.visible > selection.k)
     return int(selection.ids[match.nonzero()[0, 0]]) if bool(match.any()) else None
 
 
@@ -202,11 +202,16 @@ def _explain_set(selection: Selection, picks: Picks) -> tuple[tuple[Evidence, ..
             )
         if len(ranked) > _SHOWN:
             lines.append(Evidence(label=label, place=f"and {len(ranked) - _SHOWN:,} more"))
+    lost = legal.must & ~got
+    swapped = window[missing | extra]
+    signs = set(bits.as_int(swapped).tolist())
+    zeros = bool((swapped == 0).all()) and len(signs) > 1
     reading = readings.of_set(
-        missing=int((legal.must & ~got).sum()),
+        missing=int(lost.sum()),
         below=int(below.sum()),
         surplus_ties=int((got & legal.ties).sum()) - legal.free,
         need=legal.need,
+        signed_zeros=zeros,
     )
     return tuple(lines), reading
 

@@ -1,7 +1,7 @@
 """Plain recordings, `format = recorded-layer/0`: tensors of one layer and what its kernels gave."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from equivalence.case import JSON, Case
 from equivalence.errors import InvalidCase, UsageError
 
 FORMAT = "recorded-layer/0"
+_KNOWN = {"positions"}
+"""Tensors a recording may hold beside the op's own."""
+_SETTINGS = ("arithmetic", "contract", "flags", "poison")
 
 _FLAGS = {
     "randn": ("distinct-scores",),
@@ -21,7 +24,6 @@ _FLAGS = {
     "outlier": ("odd-windows",),
     "narrow": ("narrow-scores",),
 }
-_FUSED = ("ragged_indices", "page_indices")
 _KEPT = ("device", "torch", "cuda", "kernel_scoring", "kernel_topk", "kind", "seed")
 
 
@@ -31,7 +33,8 @@ def read(path: Path, *, op: str | None = None, settings: Mapping[str, JSON] | No
     Args:
         path: a safetensors file of this format.
         op: the op, where it should not be told from the tensors.
-        settings: params, or the case's own `arithmetic`, `contract` and `flags`, to set.
+        settings: params, or the case's own `arithmetic`, `contract` and `flags`, to set;
+            `poison` is what index buffers held before each launch.
 
     Raises:
         InvalidCase: the file is not such a recording, or its tensors do not fit the op.
@@ -78,20 +81,19 @@ def _case(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str], op: s
     if "scores" in spec.inputs and "logits" in source:
         source["scores"] = source.pop("logits")
     inputs = {name: source[name] for name in spec.inputs if name in source}
-    chains = _chains(source)
+    chains, used = _chains(source, spec.outputs)
     params: dict[str, JSON] = {}
     for key, name in (("topk", "k"), ("topk", "topk"), ("page_size", "page_size")):
         if key in meta and (name in spec.params or name in spec.defaults):
             params[name] = _number(meta, key)
-    used = {*inputs, "logits", "scores", "raw_indices.run0", "raw_indices.run1"}
-    left = sorted(set(source) - used - {name for chain in chains for name in chain})
+    left = sorted(set(source) - used - set(inputs))
+    for name in [name for name in left if name not in _KNOWN]:
+        known = ", ".join([*spec.inputs, *spec.outputs])
+        raise InvalidCase(f"{name} is no tensor of {op}: {known}; outputs may end in .run0, .run1")
     provenance = {name: meta[name] for name in _KEPT if name in meta}
     provenance["source"] = path.name
     if left:
         provenance["not imported"] = ", ".join(left)
-    for stage in ("raw_indices", "ragged_indices", "page_indices"):
-        if stage in spec.outputs:
-            provenance[f"poison.{stage}"] = "-7"
     if "poison" in meta:
         provenance["poison.logits"] = meta["poison"]
     return Case(
@@ -107,14 +109,24 @@ def _case(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str], op: s
     )
 
 
-def _chains(source: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """`logits` and `raw_indices.run0` are one launch chain; every other output is its own."""
-    groups = (("logits", "raw_indices.run0"), ("raw_indices.run1",), *((n,) for n in _FUSED))
-    chains = [
-        {name.partition(".")[0]: source[name] for name in group if name in source}
-        for group in groups
-    ]
-    return [chain for chain in chains if chain]
+def _chains(
+    source: Mapping[str, Tensor], outputs: Container[str]
+) -> tuple[list[dict[str, Tensor]], set[str]]:
+    """`logits` and the first raw_indices are one launch chain; every other output is its own."""
+    runs = {name: re.fullmatch(r"(\w+?)(?:\.run(\d{1,6}))?", name) for name in source}
+    found = sorted(
+        (match[1] != "logits", match[1] != "raw_indices", match[1], int(match[2] or 0), name)
+        for name, match in runs.items()
+        if match and match[1] in outputs
+    )
+    chains: list[dict[str, Tensor]] = []
+    for *_, stage, _, name in found:
+        first = chains[0] if chains else {}
+        if stage == "raw_indices" and set(first) == {"logits"}:
+            first[stage] = source[name]
+        else:
+            chains.append({stage: source[name]})
+    return chains, {name for *_, name in found}
 
 
 def _contract(meta: Mapping[str, str]) -> str | None:
@@ -165,9 +177,13 @@ def _set(case: Case, settings: Mapping[str, Any]) -> Case:
             case = replace(case, arithmetic=str(value))
         elif key == "contract":
             case = replace(case, contract=str(value))
+        elif key == "poison":
+            stages = [stage for stage in spec.outputs if stage != "logits"]
+            poisons = {f"poison.{stage}": str(value) for stage in stages}
+            case = replace(case, provenance={**case.provenance, **poisons})
         elif key == "flags":
             case = replace(case, flags=case.flags | set(str(value).split("+")))
         else:
-            known = ", ".join([*spec.params, *spec.defaults, "arithmetic", "contract", "flags"])
+            known = ", ".join([*spec.params, *spec.defaults, *_SETTINGS])
             raise UsageError(f"--set {key}: {case.op} has {known}")
     return case

@@ -287,7 +287,7 @@ def test_only_selecting_rows_give_power() -> None:
     """A case without a row that leaves a column out is UNDECIDED, and says why."""
     short = check(row_case([0, 1, -1, -1], window=(1.0, 2.0)))
     assert short.status is Status.UNDECIDED
-    assert short.note == "no power: raw_indices could not have been wrong differently"
+    assert short.note == "no power: no row of raw_indices had a choice to get wrong"
     same = row_case([0, 1, 2, 3], window=(1.0,) * 6)
     assert check(same, contract=FREE).status is Status.UNDECIDED
     assert check(same).status is Status.EQUAL

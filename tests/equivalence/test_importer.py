@@ -37,7 +37,7 @@ def dense() -> dict[str, Tensor]:
         "raw_indices.run0": out["raw_indices"],
         "raw_indices.run1": out["raw_indices"].clone(),
         "ragged_indices": out["ragged_indices"],
-        "extra": ints(1),
+        "positions": ints(1),
     }
 
 
@@ -55,10 +55,7 @@ def test_a_dense_recording_is_three_launch_chains(tmp_path: Path) -> None:
         "kind": "randn",
         "seed": "3",
         "source": "dense.safetensors",
-        "not imported": "extra",
-        "poison.raw_indices": "-7",
-        "poison.ragged_indices": "-7",
-        "poison.page_indices": "-7",
+        "not imported": "positions",
     }
     assert case.flags == {
         "distinct-scores",
@@ -169,7 +166,7 @@ def test_settings_change_params_and_words(tmp_path: Path) -> None:
             {"kv_cache": ints(4)},
             {},
             {},
-            "inputs.q has shape [3, 16, 32]; the op wants [B, n, H, D]",
+            "k is no tensor of decode_indexer: q, kv_cache, weights",
         ),
     ],
 )
@@ -221,3 +218,36 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     monkeypatch.setattr(store, "safe_open", gone)
     with pytest.raises(InvalidCase, match="cannot be read: gone"):
         recorded_layer.read(path)
+
+
+def test_every_run_of_an_output_is_a_chain(tmp_path: Path) -> None:
+    """Runs may be numbered on, or not at all; the first raw_indices goes with the logits."""
+    tensors = dense()
+    tensors["raw_indices"] = tensors.pop("raw_indices.run0")
+    tensors["raw_indices.run7"] = tensors["raw_indices"].flip(1)
+    case = recorded_layer.read(recording(tmp_path / "runs.safetensors", tensors))
+    assert [sorted(entry) for entry in case.recorded] == [
+        ["logits", "raw_indices"],
+        ["raw_indices"],
+        ["raw_indices"],
+        ["ragged_indices"],
+    ]
+    assert judge.check(case).status is Status.DIFFERENT
+
+
+def test_a_misnamed_output_is_refused(tmp_path: Path) -> None:
+    """It would go unjudged."""
+    tensors = dense()
+    tensors["page_indicies"] = tensors.pop("raw_indices.run1")
+    with pytest.raises(InvalidCase, match="page_indicies is no tensor of prefill_indexer"):
+        recorded_layer.read(recording(tmp_path / "typo.safetensors", tensors))
+
+
+def test_what_index_buffers_held_is_told_by_the_user(tmp_path: Path) -> None:
+    """`--set poison=-7` speaks of every index output."""
+    path = recording(tmp_path / "dense.safetensors", dense())
+    case = recorded_layer.read(path, settings={"poison": -7})
+    poisons = {n: text for n, text in case.provenance.items() if n.startswith("poison.")}
+    assert poisons == dict.fromkeys(
+        ["poison.raw_indices", "poison.ragged_indices", "poison.page_indices"], "-7"
+    )

@@ -1,5 +1,6 @@
 """The judge: every way a case, a candidate and a baseline can meet."""
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -686,3 +687,94 @@ def test_a_candidate_whose_attributes_raise_has_no_name() -> None:
             return right(**inputs)
 
     assert check(generate.ragged_topk(1), Odd()).status is EQUAL
+
+
+def test_ragged_indices_are_the_raw_ones_of_their_chain_moved() -> None:
+    """Each may be legal by itself: beside each other they name the same picks, slot by slot."""
+    case = generate.prefill_indexer(3, form="offset")
+
+    def two_ties(**inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - likewise
+        ragged = layer.prefill_indexer(**inputs, ties="highest")["ragged_indices"]
+        return {"raw_indices": dense(**inputs)["raw_indices"], "ragged_indices": ragged}
+
+    verdict = check(case, two_ties, contract="order=any,ties=any")
+    assert verdict.stages["raw_indices"].status is EQUAL
+    assert set(verdict.stages["ragged_indices"].rules) == {"page-mismatch"}
+    assert check(case, dense).status is EQUAL
+
+
+def test_a_baseline_is_refused_where_the_case_has_its_own_scores() -> None:
+    """It would change nothing."""
+    with pytest.raises(UsageError, match="judge the old kernel as a candidate of its own"):
+        check(generate.ragged_topk(1), right, baseline=right)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"case": "a.safetensors"}, "check wants a Case, not str"),
+        ({"contract": {"order": "any"}}, "a Contract or a text, not dict"),
+        ({"repeats": 1.5}, "repeats is 1.5"),
+    ],
+)
+def test_arguments_of_another_kind_are_told(call: dict[str, Any], words: str) -> None:
+    """One sentence, no traceback of ours."""
+    with pytest.raises(UsageError, match=words):
+        check(**{"case": generate.ragged_topk(1), "candidate": right, **call})
+
+
+def test_a_wrapper_is_not_named_after_what_it_wraps() -> None:
+    """Importing that name again would judge another function."""
+
+    @functools.wraps(right)
+    def wrapper(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        return right(**inputs)
+
+    assert name_of(wrapper) == ""
+
+
+def test_a_candidate_that_flushes_subnormals_does_not_change_the_reference() -> None:
+    """Scores of 1e-40 keep their order after such a call."""
+    case = generate.ragged_topk(1, scores=generate.Scores(scale=1e-40))
+
+    def flushes(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        picks = right(**inputs)
+        torch.set_flush_denormal(True)
+        return picks
+
+    assert check(case, flushes, repeats=2).status is EQUAL
+
+
+def test_readings_name_absolute_columns_and_signed_zeros() -> None:
+    """Two mistakes kernel authors make, by their causes."""
+    case = generate.ragged_topk(1)
+
+    def absolute(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        picks = right(**inputs)
+        return torch.where(picks == -1, -1, picks + inputs["row_start"][:, None]).int()
+
+    told = {f.row: f.reading for f in check(case, absolute).findings}
+    assert told[1] == "these are columns of the whole K: the row's start 38 was not subtracted"
+    zeros = generate.ragged_topk(1, scores=generate.Scores(plateau=0.0, signed_zeros=True))
+    merged = lambda **inputs: topk.ragged_topk(**inputs, zero_sign="equal")  # noqa: E731 - one expression
+    readings = {f.reading for f in check(zeros, merged, contract="order=any,ties=any").findings}
+    assert readings == {"a +0 was lost to a -0, which ranks below it under zero_sign=distinct"}
+
+
+def test_a_kernel_that_keeps_4096_candidates_shows_on_narrow_scores() -> None:
+    """The fault of a released kernel, made small enough for a CPU."""
+    case = generate.ragged_topk(7, scores=generate.Scores(narrow=True), k=512, columns=16_384)
+
+    def keeps(scores: Tensor, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
+        # Coarse keys first, as the kernel's first pass has them; of a crowded one 4,096 stay.
+        coarse = scores.half().float()
+        for row, (start, end) in enumerate(zip(row_start.tolist(), row_end.tolist(), strict=True)):
+            window = coarse[row, start:end]
+            if len(window) > k:
+                crowd = (window == window.median()).nonzero()[:, 0][4096:]
+                coarse[row, start + crowd] = -torch.inf
+        scores = torch.where(coarse == -torch.inf, -torch.inf, scores)
+        return right(scores=scores, row_start=row_start, row_end=row_end, k=k)
+
+    verdict = check(case, keeps, contract="order=any,ties=any")
+    assert "lost-winner" in verdict.stages["raw_indices"].rules

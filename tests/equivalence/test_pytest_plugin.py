@@ -634,3 +634,10 @@ def test_again_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = saved.again(tmp_path / "a.safetensors", candidate="my_kernels:fast")
     monkeypatch.delitem(sys.modules, "my_kernels")
     assert again == "PYTHONPATH=tests equivalence replay a.safetensors --candidate my_kernels:fast"
+
+
+def test_op(pytester: pytest.Pytester, tests: Run) -> None:
+    """Only case files of the op that was asked for are tests."""
+    _store(pytester.path / "cases", _case("one"))
+    tests("--equivalence-op=ragged_topk", "cases").assert_outcomes(passed=1)
+    assert tests("--equivalence-op=qsa_logits", "cases").ret == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -1,6 +1,7 @@
 """Reports: the words a user reads, and the JSON a machine does."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -59,6 +60,11 @@ def raises(**_: Any) -> Tensor:  # noqa: ANN401 - likewise
     raise RuntimeError("CUDA error: misaligned address")
 
 
+def settled(text: str) -> str:
+    """The text with a fixed place for where this file's own candidate raises."""
+    return re.sub(r"test_report\.py:\d+", "kernel.py:1", text)
+
+
 CASES: dict[str, tuple[Case, Callable[..., Any], str | None]] = {
     "lost-winner": (generate.ragged_topk(1), loses_a_winner_to_a_tie, ANY),
     "structure": (generate.ragged_topk(2), breaks_structure, None),
@@ -76,7 +82,7 @@ def test_a_failure_reads_as_agreed(name: str) -> None:
     text = as_text.failure(
         verdict, saved="saved.safetensors (rows 0 1)", again="equivalence replay saved.safetensors"
     )
-    assert text + "\n" == (MESSAGES / f"{name}.txt").read_text(encoding="utf-8")
+    assert settled(text) + "\n" == (MESSAGES / f"{name}.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,8 +120,7 @@ def test_the_counted_sentence_names_the_documented_contract() -> None:
 
 def test_a_case_takes_a_line_an_output() -> None:
     """Its status once, then every output over all runs."""
-    first, second, third, fourth = (as_text.case_lines(v, width=20) for v in verdicts())
-    assert [first, second, third, fourth] == LINES
+    assert [settled(as_text.case_lines(v, width=20)) for v in verdicts()] == LINES
 
 
 def test_json_is_sorted_stable_and_says_the_true_status() -> None:
@@ -161,7 +166,7 @@ def test_the_environment_is_named() -> None:
 SUMMARY = "4 cases, 27 rows: 1 equal, 2 different (1 expected) (5 tied); 1 undecided"
 NAMED = "1 case, 9 rows: all equal (5 tied, allowed by sgl_kernel.fast_topk_v2); 0 undecided"
 BROKEN = "raw_indices     9 rows: 5 identical, 4 different (duplicate, out-of-window, hole, order)"
-RAISED = "crash: RuntimeError: CUDA error: misaligned address"
+RAISED = "crash: RuntimeError: CUDA error: misaligned address (kernel.py:1)"
 LINES = [
     "ragged_topk seed 4    EQUAL                 raw_indices     9 rows: 4 identical, 5 tied",
     f"ragged_topk seed 2    DIFFERENT             {BROKEN}",

@@ -142,3 +142,14 @@ def test_nothing_to_judge_is_wrong_use(tmp_path: Path) -> None:
     path = tiny.put(tmp_path, tiny.topk())
     with pytest.raises(UsageError, match="device 'nowhere'"):
         next(run.over([path], Options(device="nowhere")))
+
+
+def test_cases_of_another_op_can_be_left_out(tmp_path: Path) -> None:
+    """Only that op's cases and what cannot be read; none at all is wrong use."""
+    tiny.put(tmp_path, tiny.topk("picks"))
+    tiny.put(tmp_path, tiny.prefill(name="layer"))
+    (tmp_path / "broken.safetensors").write_bytes(b"")
+    found = run.over([tmp_path], run.Options(op="ragged_topk"))
+    assert [verdict.case for verdict in found] == ["broken", "picks"]
+    with pytest.raises(UsageError, match="no case of op qsa_logits in"):
+        list(run.over([tmp_path / "picks.safetensors"], run.Options(op="qsa_logits")))
