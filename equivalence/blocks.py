@@ -11,11 +11,10 @@ from equivalence import ops
 from equivalence.case import BY_DESIGN, Case, take_rows
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase
-from equivalence.selection import Selection, reads_scores
+from equivalence.selection import Selection, best_picks, reads_scores
 from equivalence.sides import Side
 from equivalence.windows import Windows
 from refimpl import fast
-from refimpl.topk import ragged_topk
 
 _BLOCK_BYTES = 48 << 20
 # Peak bytes a score cell and a pick cost while a block is sorted and compared.
@@ -165,18 +164,12 @@ def select(job: Job, block: Block, scores: Tensor) -> Selection:
         column=block.column,
         visible=block.visible,
         start=block.start,
-        want=ragged_topk(
-            scores=scores,
+        want=best_picks(
+            scores,
             row_start=block.column,
             row_end=block.column + block.visible,
             k=job.k,
-            order=free.order,
-            ties=free.ties,
-            short_rows=free.short_rows,
-            empty_rows=free.empty_rows,
-            minus_inf=free.minus_inf,
-            nan=free.nan,
-            zero_sign=free.zero_sign,
+            contract=free,
         ),
         k=job.k,
         contract=free,

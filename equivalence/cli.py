@@ -250,11 +250,12 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 def show(paths: tuple[Path, ...], *, readme: bool) -> int:
     """Say what cases hold: tensors, windows, what they hunt, where they come from."""
     from equivalence import show as words  # noqa: PLC0415 - torch is imported when needed
+    from equivalence import tables  # noqa: PLC0415 - likewise
     from equivalence.store import load_cases  # noqa: PLC0415 - likewise
 
     cases = load_cases(*paths)
     if readme:
-        _print(words.readme(paths[0], cases).removesuffix("\n"))
+        _print(tables.fixtures_readme(paths[0], cases).removesuffix("\n"))
         return EQUAL
     for case in cases:
         _print("\n".join(words.lines(case)))

@@ -7,8 +7,8 @@ They show that a judge can fail, and that it does not fail too much.
 import math
 from dataclasses import dataclass
 
-from equivalence import edits, plants
-from equivalence.plants import Plant
+from equivalence.planted import edits, plants
+from equivalence.planted.plants import Plant
 from equivalence.replay import SCORE_POISONS
 
 __all__ = ["FAULTS", "VARIANTS", "Fault", "Variant"]

@@ -87,6 +87,25 @@ class Selection:
         )
 
 
+def best_picks(
+    scores: Tensor, *, row_start: Tensor, row_end: Tensor, k: int, contract: Contract
+) -> Tensor:
+    """`refimpl.topk.ragged_topk` with the freedoms of a contract."""
+    return topk.ragged_topk(
+        scores=scores,
+        row_start=row_start,
+        row_end=row_end,
+        k=k,
+        order=contract.order,
+        ties=contract.ties,
+        short_rows=contract.short_rows,
+        empty_rows=contract.empty_rows,
+        minus_inf=contract.minus_inf,
+        nan=contract.nan,
+        zero_sign=contract.zero_sign,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Picks:
     """One output of picks.

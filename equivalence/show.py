@@ -1,7 +1,6 @@
 """Show: what is in a case, in words; and the table of a folder of cases."""
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -62,51 +61,3 @@ def describe(tensor: Tensor) -> str:
     strides = "" if tensor.is_contiguous() else f"  strides {list(tensor.stride())}"
     size = tensor.numel() * tensor.element_size()
     return f"{dtype:<14} {list(tensor.shape)!s:<20} {size:,} bytes{strides}"
-
-
-def table(cases: Iterable[Case]) -> str:
-    """A Markdown table of cases: what each holds and hunts."""
-    head = ["case", "op", "rows", "columns", "k", "recorded kernel", "hunts"]
-    rows = [head, ["---"] * len(head)]
-    for case in cases:
-        sizes = ops.validate(case)
-        windows = ops.find(case.op).windows(held(case))
-        widest = int(windows.visible.max()) if len(windows.visible) else 0
-        kernels = [case.provenance.get(f"kernel_{kind}", "") for kind in ("scoring", "topk")]
-        rows.append(
-            [
-                _cell(case.name),
-                f"`{case.op}`",
-                f"{sizes['rows']:,}",
-                f"{widest:,}",
-                f"{ops.k_of(case):,}" if ops.k_of(case) else "",
-                _cell("; ".join(filter(None, kernels))),
-                _cell(", ".join(sorted(case.flags))),
-            ]
-        )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Text that stays inside a cell of a Markdown table."""
-    return plain.line(text).replace("|", "\\|")
-
-
-def readme(folder: Path, cases: Iterable[Case]) -> str:
-    """The text of the README of a folder of fixtures."""
-    hunted = "\n".join(f"| {flag} | {what} |" for flag, what in flags.known().items())
-    return f"""\
-# Fixtures
-
-Recorded layers that ship with the project, one file a case under `{folder.name}/`.
-`flags.toml` says what each flag hunts,
-`expected.toml` which recorded run is known to be wrong.
-This file is written by `equivalence show --readme fixtures/cases`; edit its makers, not it.
-
-{table(cases)}
-## Flags
-
-| flag | hunts |
-| --- | --- |
-{hunted}
-"""

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from refimpl import tensorcore
 from refimpl.bits import E4M3, split_planar_pages
-from refimpl.blocks import Accumulate, Keys, clip_windows, fill
 from refimpl.profiles import PROFILES, Profile
 from refimpl.tensorcore import INSTRUCTIONS
+from refimpl.tiles import Accumulate, Keys, clip_windows, fill
 
 __all__ = ["PROFILES", "Accumulate", "Profile", "mqa_logits", "paged_mqa_logits", "qsa_logits"]
 

@@ -1,6 +1,7 @@
 """The README says what happens: its code runs, its outputs and tables are the real ones."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def freedoms() -> str:
 
 
 @pytest.fixture
-def example(pytester: pytest.Pytester) -> Callable[[str, str], pytest.RunResult]:
+def example(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], pytest.RunResult]:
     """Run the page's test beside the shipped cases, with a piece of the kernel replaced."""
 
     def run(old: str = "", new: str = "") -> pytest.RunResult:
@@ -38,6 +41,7 @@ def example(pytester: pytest.Pytester) -> Callable[[str, str], pytest.RunResult]
         pytester.makepyfile(my_kernels=kernel.replace(old, new) if old else kernel)
         pytester.makepyfile(test_my_kernels=test)
         pytester.syspathinsert()
+        monkeypatch.delitem(sys.modules, "my_kernels", raising=False)
         return pytester.runpytest_inprocess("test_my_kernels.py")
 
     return run

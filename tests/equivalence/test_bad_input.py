@@ -17,7 +17,7 @@ from tiny import ints
 from equivalence import cli, judge, ops
 from equivalence.candidate import Candidate
 from equivalence.case import Case, Space
-from equivalence.reference import right_outputs
+from equivalence.planted.reference import right_outputs
 from equivalence.verdict import Status
 
 MESSAGES = Path(__file__).parents[1] / "messages"

@@ -13,7 +13,7 @@ from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.generate import Scores
 from equivalence.judge import check
-from equivalence.reference import right_outputs
+from equivalence.planted.reference import right_outputs
 from equivalence.verdict import Status
 
 if TYPE_CHECKING:

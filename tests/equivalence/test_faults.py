@@ -12,14 +12,15 @@ import by_twin
 import pytest
 import torch
 
-from equivalence import edits, generate
+from equivalence import generate
 from equivalence.case import Space
 from equivalence.contract import Contract
 from equivalence.faults import FAULTS, VARIANTS, Fault, Variant
 from equivalence.generate import Scores
 from equivalence.judge import check
-from equivalence.plants import Planted, changed, judged_as, picks
-from equivalence.reference import right_outputs
+from equivalence.planted import edits
+from equivalence.planted.plants import Planted, changed, judged_as, picks
+from equivalence.planted.reference import right_outputs
 from equivalence.replay import INDEX_POISONS, SCORE_POISONS
 from equivalence.verdict import RULES, Status
 

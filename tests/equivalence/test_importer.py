@@ -12,7 +12,7 @@ from torch import Tensor
 from equivalence import judge, store
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.importers import recorded_layer
-from equivalence.reference import right_outputs
+from equivalence.planted.reference import right_outputs
 from equivalence.verdict import Status
 
 META = {"format": "recorded-layer/0", "topk": "4", "kind": "randn", "seed": "3", "other": "x"}

@@ -8,7 +8,7 @@ import tiny
 import torch
 from tiny import ints
 
-from equivalence import show
+from equivalence import show, tables
 from equivalence.case import Space
 
 MESSAGES = Path(__file__).parents[1] / "messages"
@@ -84,7 +84,7 @@ def test_the_readme_is_a_table_of_cases(tmp_path: Path) -> None:
         row_start=ints(0)[:0],
         row_end=ints(0)[:0],
     )
-    text = show.readme(tmp_path / "cases", [named, tiny.qsa(), empty])
+    text = tables.fixtures_readme(tmp_path / "cases", [named, tiny.qsa(), empty])
     assert "| a\\|b | `ragged_topk` | 4 | 32 | 8 | x \\| y\\n | short-rows |\n" in text
     assert "| qsa | `qsa_logits` | 4 | 8 |  |  |  |\n" in text
     assert "| none | `ragged_topk` | 0 | 0 | 8 |  |  |\n" in text

@@ -17,7 +17,7 @@ from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.judge import check
 from equivalence.ops import k_of
-from equivalence.reference import right_outputs
+from equivalence.planted.reference import right_outputs
 from equivalence.tally import KEPT
 from equivalence.verdict import Status
 from refimpl import topk

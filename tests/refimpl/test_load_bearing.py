@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from refimpl import blocks, heads, scoring, tensorcore
+from refimpl import heads, scoring, tensorcore, tiles
 from refimpl.bits import E4M3, as_int
 from refimpl.tensorcore import INSTRUCTIONS
 
@@ -205,7 +205,7 @@ class Mutant:
 def instruction(subject: str, row: str, **change: Any) -> Mutant:  # noqa: ANN401 - any field
     """Another number in one row of the instruction table."""
     table = {**INSTRUCTIONS, row: replace(INSTRUCTIONS[row], **change)}
-    return Mutant(subject=subject, module=blocks, name="INSTRUCTIONS", value=table)
+    return Mutant(subject=subject, module=tiles, name="INSTRUCTIONS", value=table)
 
 
 def profile(**change: Any) -> Mutant:  # noqa: ANN401 - any field
@@ -292,7 +292,7 @@ MUTANTS = {
     "-0 through the ReLU": rule(
         "bf16 underflow", heads, "relu", lambda acc: torch.where(acc >= 0, acc, 0.0)
     ),
-    "NaN of the device": rule("inf and NaN weights", blocks, "canonical_nan", lambda x: x),
+    "NaN of the device": rule("inf and NaN weights", tiles, "canonical_nan", lambda x: x),
     "heads in eights": rule(
         DENSE, heads, "quad_heads", quad(lambda n, g, c, b: n * (2 * c + b) + g)
     ),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from refimpl import blocks, tensorcore
+from refimpl import tensorcore, tiles
 from refimpl.bits import E4M3, as_int
 from refimpl.scoring import PROFILES, mqa_logits, paged_mqa_logits, qsa_logits
 from refimpl.tensorcore import INSTRUCTIONS, Instruction
@@ -240,7 +240,7 @@ def test_blocks_bound_every_accumulator() -> None:
     mqa_logits(**many, accumulate=spy)
     visible = 16 * int(many["row_end"].sum())
     assert visible <= asked <= visible * 9 / 8
-    assert max(cells) <= blocks._BLOCK_CELLS
+    assert max(cells) <= tiles._BLOCK_CELLS
 
 
 def test_the_chain_is_a_seam() -> None:

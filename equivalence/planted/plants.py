@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equivalence import edits, ops
+from equivalence import ops
 from equivalence.case import Case
 from equivalence.contract import Contract
-from equivalence.edits import Edit, Row
-from equivalence.reference import forms, right_outputs
+from equivalence.planted import edits
+from equivalence.planted.edits import Edit, Row
+from equivalence.planted.reference import forms, right_outputs
 from equivalence.replay import INDEX_POISONS, SCORE_POISONS
 from refimpl.bits import as_int
 from refimpl.topk import PAD

@@ -7,8 +7,9 @@ from equivalence import ops
 from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.replay import INDEX_POISONS
+from equivalence.selection import best_picks
 from refimpl import fast
-from refimpl.topk import PAD, ragged_topk
+from refimpl.topk import PAD
 
 UNWRITTEN = INDEX_POISONS[0]
 """Stands among picks for a slot that keeps the buffer's poison: nothing is added to it."""
@@ -32,18 +33,12 @@ def right_outputs(case: Case, *, contract: Contract | None = None) -> dict[str, 
         scores = outputs["logits"] = op.score(case, fast.accumulate)
     if scores is None or not ops.k_of(case):
         return outputs
-    picks = ragged_topk(
-        scores=scores,
+    picks = best_picks(
+        scores,
         row_start=windows.column,
         row_end=windows.column + windows.visible,
         k=ops.k_of(case),
-        order=free.order,
-        ties=free.ties,
-        short_rows=free.short_rows,
-        empty_rows=free.empty_rows,
-        minus_inf=free.minus_inf,
-        nan=free.nan,
-        zero_sign=free.zero_sign,
+        contract=free,
     )
     return outputs | forms(case, picks.long())
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equivalence.contract import Contract
-from equivalence.reference import UNWRITTEN
+from equivalence.planted.reference import UNWRITTEN
 from refimpl import bits, topk
 
 _FIFTEEN = 15

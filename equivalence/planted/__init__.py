@@ -1,0 +1,1 @@
+"""What planted faults are made of: right outputs, edits of rows, plants of whole outputs."""
