@@ -98,8 +98,12 @@ def import_(
             raise UsageError(
                 f"--to {folder}: cannot be written: {error.strerror or error}"
             ) from error
-        _print(f"{target}   {case.op}   {len(case.recorded)} launch chains")
+        _print(f"{target}   {case.op}   {_many(len(case.recorded), 'launch chain')}")
     return EQUAL
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -276,5 +280,5 @@ def lint(paths: tuple[Path, ...]) -> int:
     for problem in linter.problems(paths):
         count += 1
         _print(problem)
-    click.echo(f"{files} files: {count or 'no'} problem{'' if count == 1 else 's'}")
+    click.echo(f"{_many(files, 'file')}: {_many(count, 'problem') if count else 'no problems'}")
     return DIFFERENT if count else EQUAL

@@ -23,7 +23,7 @@ def _lines(case: Case) -> Iterator[str]:
     yield f"{case.name}   {case.op}   {sizes['rows']:,} rows"
     if case.params:
         yield "  params      " + "  ".join(f"{k}={v}" for k, v in sorted(case.params.items()))
-    yield f"  arithmetic  {case.arithmetic or 'none: the picks are judged by recorded scores'}"
+    yield f"  arithmetic  {case.arithmetic or 'none: recorded scores judge, or nothing does'}"
     yield f"  contract    {case.contract or 'strict'} (of the recorded kernel)"
     for name, tensor in loaded.inputs.items():
         yield f"  input       {name:<22} {describe(tensor)}"

@@ -304,7 +304,7 @@ def test_recordings_are_imported_one_file_each(
     save_file(tensors, path, metadata={"format": "recorded-layer/0"})
     target = tmp_path / "out" / "plain.safetensors"
     command = ("import", path, "--to", tmp_path / "out", "--set", "k=8")
-    assert tell(*command) == (0, f"{target}   ragged_topk   1 launch chains\n", "")
+    assert tell(*command) == (0, f"{target}   ragged_topk   1 launch chain\n", "")
     assert tell("replay", tmp_path / "out")[0] == cli.EQUAL
 
     def full(*_: object, **__: object) -> None:
@@ -324,7 +324,7 @@ def test_the_readme_of_a_folder_is_printed(folder: Path, tell: Tell) -> None:
 
 def test_lint_counts(folder: Path, tell: Tell) -> None:
     """No problem is exit 0; one is exit 1."""
-    assert tell("lint", folder) == (0, "1 files: no problems\n", "")
+    assert tell("lint", folder) == (0, "1 file: no problems\n", "")
     (folder / "bad.safetensors").touch()
     code, out, _ = tell("lint", folder)
     assert (code, out.splitlines()[-1]) == (cli.DIFFERENT, "2 files: 1 problem")
