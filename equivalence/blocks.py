@@ -31,6 +31,7 @@ class Job:
         contract: the freedoms.
         sides: what is judged.
         baseline: the side whose outputs are the reference, where one was asked for.
+        called: whether the sides are calls of a candidate, which recorded logits then judge.
         names: int64 [T], what the rows are called, where the case was cut from a larger call.
     """
 
@@ -39,6 +40,7 @@ class Job:
     contract: Contract
     sides: tuple[Side, ...]
     baseline: Side | None = None
+    called: bool = False
     names: Tensor | None = None
 
     @cached_property
@@ -146,6 +148,9 @@ def refer(job: Job, span: slice) -> Block | None:
         except ValueError as error:  # it names what it cannot compute with
             raise InvalidCase(str(error)) from error
         logits = logits if len(keep) == len(every) else logits[keep]
+    elif job.source == "recorded" and job.called and "scores" not in job.case.inputs:
+        own = next(side.recorded for side in job.sides if side.recorded is not None)
+        logits = block.rows(own)
     scores = logits
     if scores is None and "scores" in job.case.inputs:
         scores = block.rows(job.case.inputs["scores"])

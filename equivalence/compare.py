@@ -14,7 +14,7 @@ from equivalence.checks.rows import IDENTICAL, UNDECIDED, Decided, failing
 from equivalence.errors import InvalidCase
 from equivalence.selection import Picks, Selection
 from equivalence.sides import Side
-from equivalence.verdict import Finding
+from equivalence.verdict import Finding, Status
 from refimpl.topk import PAD
 
 
@@ -64,6 +64,32 @@ class _Blamed:
         return replace(found, reading="; ".join(filter(None, [found.reading, cause])))
 
 
+def unwritten_scores(job: Job, block: Block) -> list[Finding]:
+    """Scores that judge, and were never written: nothing may be concluded from them."""
+    judging = [job.baseline] if job.source == "baseline" else job.sides
+    for side in filter(None, judging if job.source in ("baseline", "recorded") else ()):
+        scores = side.outputs.get("logits") if job.source == "baseline" else side.recorded
+        poison = side.poison.get("logits")
+        if scores is None or poison is None:
+            continue
+        found = block.rows(scores) == poison
+        column = torch.arange(found.shape[1], device=found.device)
+        first, end = block.column[:, None], (block.column + block.visible)[:, None]
+        rows = (found & (column >= first) & (column < end)).any(1).nonzero()[:, 0]
+        if len(rows):
+            return [
+                Finding(
+                    stage="logits",
+                    rule="unwritten",
+                    status=Status.UNDECIDED,
+                    run="baseline" if job.source == "baseline" else side.name,
+                    row=int(block.names[rows[0]]),
+                    reading="the scores that judge were never written here",
+                )
+            ]
+    return []
+
+
 def _decide_logits(job: Job, block: Block, side: Side, want: Tensor) -> Decided:
     first, count = block.column, block.visible
     if job.contract.dead != "ignore":
@@ -99,28 +125,32 @@ def _decide_picks(
         for stage in ops.PICKS
         if stage in side.outputs
     }
+    for each in picks.values():
+        _check_space(each, block)
     decided: dict[str, Decided] = {}
     if selection is not None:
         decided = {stage: topk.decide(selection, each) for stage, each in picks.items()}
     if {"raw_indices", "ragged_indices"} <= set(picks):
-        decided["ragged_indices"] = _offset(block, picks, decided.get("raw_indices"))
+        decided["ragged_indices"] = _offset(job, block, picks, decided.get("raw_indices"))
     if "page_indices" in side.outputs:
         slots = _pages(job, block, side)
         beside = next(iter(picks), None)
         if beside is not None:
             want = picks[beside].columns(slots.values.shape[1])
-            decided["page_indices"] = _joint(slots, want, block, decided.get(beside))
+            decided["page_indices"] = _joint(
+                slots, want, _pickable(job, block), decided.get(beside)
+            )
         elif "raw_indices" in job.case.inputs:
             raw = block.rows(job.case.inputs["raw_indices"]).long()
             surplus = slots.values.shape[1] - raw.shape[1]
             want = functional.pad(raw, (0, surplus), value=PAD)
-            decided["page_indices"] = _joint(slots, want, block, None)
+            decided["page_indices"] = _joint(slots, want, _pickable(job, block), None)
         elif selection is not None:
             decided["page_indices"] = pages.decide_alone(slots, selection)
     return decided
 
 
-def _offset(block: Block, picks: dict[str, Picks], beside: Decided | None) -> Decided:
+def _offset(job: Job, block: Block, picks: dict[str, Picks], beside: Decided | None) -> Decided:
     """Ragged indices are the raw ones of the same chain, moved by the row's offset."""
     ragged = picks["ragged_indices"]
     moved = pages.Pages(
@@ -132,14 +162,30 @@ def _offset(block: Block, picks: dict[str, Picks], beside: Decided | None) -> De
         poison=ragged.poison,
         stage=ragged.stage,
     )
-    return _joint(moved, picks["raw_indices"].columns(ragged.values.shape[1]), block, beside)
+    want = picks["raw_indices"].columns(ragged.values.shape[1])
+    return _joint(moved, want, _pickable(job, block), beside)
 
 
-def _joint(slots: pages.Pages, want: Tensor, block: Block, beside: Decided | None) -> Decided:
-    classes = torch.full_like(block.ids, IDENTICAL, dtype=torch.int8)
-    decided = pages.decide_joint(
-        slots, want, block.visible, classes if beside is None else beside.codes
-    )
+def _check_space(picks: Picks, block: Block) -> None:
+    """Refuse an output whose pad is one of a row's columns, or whose columns pass int32."""
+    pad = picks.pad - picks.base
+    clash = (pad >= 0) & (pad < block.visible)
+    if bool(clash.any()):
+        row = int(block.names[clash][0])
+        raise InvalidCase(f"{picks.stage}: the pad {picks.pad} is also a column of row {row}")
+    past = picks.base + block.visible > torch.iinfo(torch.int32).max
+    if bool(past.any()):
+        raise InvalidCase(f"{picks.stage}: row {int(block.names[past][0])} passes int32")
+
+
+def _pickable(job: Job, block: Block) -> Tensor:
+    """How many columns each row may pick: an empty one the first, where that is allowed."""
+    return block.visible.clamp(min=1) if job.contract.empty_rows == "first" else block.visible
+
+
+def _joint(slots: pages.Pages, want: Tensor, visible: Tensor, beside: Decided | None) -> Decided:
+    classes = torch.full_like(visible, IDENTICAL, dtype=torch.int8)
+    decided = pages.decide_joint(slots, want, visible, classes if beside is None else beside.codes)
     return decided if beside is None else replace(decided, counts=beside.counts)
 
 

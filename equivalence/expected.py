@@ -131,6 +131,12 @@ def mark(verdict: Verdict, expectation: Expectation | None) -> Verdict:
     return replace(verdict, status=Status.DIFFERENT, note=note)
 
 
+def names_near(folder: Path) -> list[str]:
+    """The case files that the expectations of a folder may speak of: all below where they stand."""
+    home = folder if (folder / FILE).is_file() else folder.parent
+    return [path.stem for path in home.rglob("*.safetensors")]
+
+
 def unnamed(expectations: Mapping[str, Expectation], cases: Sequence[str]) -> list[str]:
     """Expectations that name no case."""
     return [name for name in expectations if name not in cases]

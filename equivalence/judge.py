@@ -55,6 +55,7 @@ def check(
             a row that is not there, or repeats below 1.
     """
     _check_call(case, baseline, repeats)
+    torch.set_flush_denormal(False)  # the reference needs subnormals
     if device is not None:
         check_device(device)
     free, origin = Contract(), "default"
@@ -102,6 +103,7 @@ def check(
             contract=free,
             sides=tuple(judged),
             baseline=old,
+            called=candidate is not None,
             names=names,
         )
         return _judge(job, verdict, progress or _quiet)
@@ -210,6 +212,7 @@ def _judge(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
     hashed = digest.Rows()
     rows = len(job.windows.start)
     anything = any(side.outputs for side in job.sides)
+    unwritten: list[Finding] = []
     for span in blocks.spans(job) if anything else ():
         block = blocks.refer(job, span)
         if block is not None:
@@ -220,11 +223,12 @@ def _judge(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
                 tally.blame.update(compare.blame(job, block, side, decided))
                 for stage, each in decided.items():
                     tally.stages[stage].add(each, block.names, run=side.name)
+            unwritten += compare.unwritten_scores(job, block) if not unwritten else []
             control.count_picks(job, block, compared)
             control.compare_logits(job, block, tallies)
         progress(span.stop, rows)
     runs = [tally.run() for tally in tallies]
-    about = [*_broken(job), *_of_baseline(job), *_drifted(job, hashed)]
+    about = [*_broken(job), *_of_baseline(job), *unwritten, *_drifted(job, hashed)]
     about += [*_unscored(job, runs), *_without_picks(job)] if bool(job.live.any()) else []
     if about:
         runs.append(Run(name="record", stages={}, findings=tuple(about)))
@@ -336,6 +340,7 @@ def reference_digests(case: Case) -> dict[str, str]:
     Raises:
         InvalidCase: the case cannot be computed.
     """
+    torch.set_flush_denormal(False)
     loaded = held(case)
     job = Job(case=loaded, windows=ops.find(case.op).windows(loaded), contract=Contract(), sides=())
     hashed = digest.Rows()

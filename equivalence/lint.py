@@ -42,8 +42,7 @@ def _of_expectations(cases: Sequence[Path]) -> Iterator[str]:
         yield str(error)
         return
     for folder, expectations in foreseen.items():
-        names = [path.stem for path in cases if expected.folder_of(path) == folder]
-        for name in expected.unnamed(expectations, names):
+        for name in expected.unnamed(expectations, expected.names_near(folder)):
             sentence = f"{expected.FILE} expects something of {name!r}, which is no case here"
             yield plain.line(f"{folder}: {sentence}")
 

@@ -158,7 +158,7 @@ def _dense_slots(case: Case) -> SlotsOf | None:
     # An empty window may begin where the map ends, or there may be no map at all.
     held = slot_map if len(slot_map) else slot_map.new_zeros(1)
     last = len(held) - 1
-    return lambda rows, columns: held[(start[rows][:, None] + columns).clamp(max=last)].long()
+    return lambda rows, columns: held[(start[rows][:, None] + columns).clamp(0, last)].long()
 
 
 def _paged_slots(case: Case) -> SlotsOf:

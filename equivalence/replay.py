@@ -57,13 +57,25 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks
         kwargs: Any = None,  # noqa: ANN401 - torch's hook
     ) -> Any:  # noqa: ANN401 - torch's hook
         del types
+        before = args[0].numel() if func.overloadpacket.__name__ == "resize_" else None
         out = func(*args, **(kwargs or {}))
+        if before is not None and out.numel() > before and out.is_contiguous():
+            fill_poison(out.view(-1)[before:], self.which)
         if func.overloadpacket.__name__ in _EMPTY and isinstance(out, Tensor):
             fill_poison(out, self.which)
         return out
 
 
-_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_EMPTY = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    }
+)
 
 
 def fill_poison(tensor: Tensor, which: int) -> None:

@@ -59,8 +59,7 @@ def over(
     asked = [path.resolve() for path in paths if path.is_dir()]
     whole = [f for f in foreseen if any(f.is_relative_to(folder) for folder in asked)]
     for folder in sorted(whole) if options.op is None else ():
-        names = [path.stem for path in files if expected.folder_of(path) == folder]
-        for name in expected.unnamed(foreseen[folder], names):
+        for name in expected.unnamed(foreseen[folder], expected.names_near(folder)):
             note = f"{expected.FILE} expects something of this case, and {folder} has no such case"
             yield Verdict(case=plain.line(name), op="", status=Status.UNDECIDED, note=note)
 

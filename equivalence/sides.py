@@ -74,12 +74,18 @@ def called(
     chains = recorded(case)
     scores = chains[-1].scores if chains else None
     sides: list[Side] = []
+    borrowed: list[tuple[Tensor, Tensor]] = []
     for i in range(repeats):
         name = f"candidate, call {i + 1}" if i else "candidate"
-        side = _call(case, candidate, contract, name, more=shared or repeats > 1)
+        more = "again" if repeats > 1 else "keep" if shared else ""
+        side = _call(case, candidate, contract, name, more=more, borrowed=borrowed)
         if sides and set(side.outputs) != set(sides[0].outputs):
             side = replace(side, findings=(*side.findings, _other_outputs(sides[0], side)))
         sides.append(replace(side, recorded=scores))
+    # What the candidate handed out is its own: it gets its values back.
+    for tensor, values in reversed(borrowed):
+        with suppress(RuntimeError):
+            tensor.copy_(values)
     return sides
 
 
@@ -94,7 +100,15 @@ def _other_outputs(first: Side, side: Side) -> Finding:
     )
 
 
-def _call(case: Case, candidate: Candidate, contract: Contract, name: str, *, more: bool) -> Side:
+def _call(
+    case: Case,
+    candidate: Candidate,
+    contract: Contract,
+    name: str,
+    *,
+    more: str,
+    borrowed: list[tuple[Tensor, Tensor]],
+) -> Side:
     outcome = replay.run(candidate, case)
     if outcome.rule:
         failed = Finding(
@@ -108,10 +122,13 @@ def _call(case: Case, candidate: Candidate, contract: Contract, name: str, *, mo
     outputs, findings = _fitting(case, outcome.outputs, name)
     findings = (*findings, *_written(case, outcome, contract, name))
     poisoned = {stage: _holds(tensor, which=0) for stage, tensor in outputs.items()}
-    if more or any(poisoned.values()):
-        outputs = _kept(outputs, which=int(any(poisoned.values())))
+    seen = any(poisoned.values())
+    if more or seen:
+        given, outputs = outputs, {stage: tensor.clone() for stage, tensor in outputs.items()}
+        if more == "again" or seen:
+            _poison_all(case, given, borrowed, which=int(seen))
     poison: dict[str, float] = {}
-    if any(poisoned.values()):
+    if seen:
         # A second poison tells an unwritten cell from a value that happens to be the first.
         again = replay.run(candidate, case, poison=1).outputs
         poison = {
@@ -119,7 +136,7 @@ def _call(case: Case, candidate: Candidate, contract: Contract, name: str, *, mo
             for stage, found in poisoned.items()
             if found and stage in again and _holds(again[stage], which=1)
         }
-        _kept(again, which=0)
+        _poison_all(case, again, borrowed, which=0)
     return Side(
         name=name,
         outputs=outputs,
@@ -129,14 +146,24 @@ def _call(case: Case, candidate: Candidate, contract: Contract, name: str, *, mo
     )
 
 
-def _kept(outputs: Mapping[str, Tensor], *, which: int) -> dict[str, Tensor]:
-    """Copies; the candidate's own buffers are poisoned, since its next call may hand them out."""
-    copies = {stage: tensor.clone() for stage, tensor in outputs.items()}
+def _poison_all(
+    case: Case,
+    outputs: Mapping[str, Tensor],
+    borrowed: list[tuple[Tensor, Tensor]],
+    *,
+    which: int,
+) -> None:
+    """Poison a candidate's own buffers, since its next call may hand them out again."""
+    entries = [case.inputs, *case.recorded]
+    own = {t.untyped_storage().data_ptr() for entry in entries for t in entry.values()}
     for tensor in outputs.values():
+        if tensor.untyped_storage().data_ptr() in own:
+            continue
+        values = tensor.clone()
         # Expanded or inference tensors cannot be written; then a stale buffer stays unseen.
         with suppress(RuntimeError):
             replay.fill_poison(tensor, which)
-    return copies
+            borrowed.append((tensor, values))
 
 
 def _poison(tensor: Tensor, which: int) -> float:

@@ -17,6 +17,7 @@ from equivalence.case import Case, Space
 from equivalence.contract import Contract
 from equivalence.errors import NotEquivalent, Undecided, UsageError
 from equivalence.judge import assert_equivalent, check, reference_digests
+from equivalence.planted.reference import right_outputs
 from equivalence.verdict import Status, Verdict
 from refimpl import layer, pages, scoring, topk
 
@@ -778,3 +779,114 @@ def test_a_kernel_that_keeps_4096_candidates_shows_on_narrow_scores() -> None:
 
     verdict = check(case, keeps, contract="order=any,ties=any")
     assert "lost-winner" in verdict.stages["raw_indices"].rules
+
+
+@pytest.mark.parametrize("form", ["page_table", "offset"])
+def test_the_slot_of_an_empty_row_is_compared(form: Any) -> None:  # noqa: ANN401 - a Form
+    """Under empty_rows=first it stands for the row's first column."""
+    case = generate.topk_pages(1, form=form)
+    free = Contract(empty_rows="first")
+    right_ones = right_outputs(case, contract=free)
+    stage = next(name for name in right_ones if name != "raw_indices")
+    empty = int((case.inputs["row_end"] - case.inputs["row_start"]).argmin())
+    off = {name: tensor.clone() for name, tensor in right_ones.items()}
+    off[stage][empty, 0] += 1
+    assert check(case, lambda **_: right_ones, contract=free).status is EQUAL
+    assert check(case, lambda **_: off, contract=free).failing == [empty]
+
+
+def test_recorded_logits_judge_a_candidates_logits_where_no_reference_can() -> None:
+    """Right picks do not excuse wrong logits."""
+    case = generate.prefill_indexer(0)
+    out = right_outputs(case)
+    bare = replace(case, arithmetic=None, recorded=(out,))
+    assert check(bare, lambda **_: out).status is EQUAL
+    wrong_ones = {**out, "logits": out["logits"] * 2}
+    assert set(check(bare, lambda **_: wrong_ones).stages["logits"].rules) == {"bits"}
+
+
+def test_scores_that_were_never_written_judge_nothing() -> None:
+    """A baseline and a candidate may leave the same row alone."""
+    case = replace(generate.mqa_logits(0), arithmetic=None)
+    logits = right_outputs(generate.mqa_logits(0))["logits"]
+
+    def half(**_: Any) -> Tensor:  # noqa: ANN401 - likewise
+        out = torch.empty(logits.shape)
+        out[1:] = logits[1:]
+        return out
+
+    verdict = check(case, half, baseline=half)
+    assert (verdict.status, "unwritten") == (UNDECIDED, verdict.findings[0].rule)
+    assert check(case, lambda **_: logits, baseline=lambda **_: logits.clone()).status is EQUAL
+
+
+def test_what_a_candidate_hands_out_gets_its_values_back() -> None:
+    """Neither a case's own tensors nor a candidate's constants are left poisoned."""
+    case = generate.prefill_indexer(0)
+    golden = right_outputs(case)
+    recorded = replace(case, recorded=({n: t.clone() for n, t in golden.items()},))
+    check(recorded, lambda **_: golden, baseline=lambda **_: recorded.recorded[0])
+    check(recorded, lambda **_: recorded.recorded[0], repeats=2)
+    check(recorded, lambda **_: golden, repeats=2)
+    assert check(recorded).status is EQUAL
+    assert check(recorded, lambda **_: golden).status is EQUAL
+
+
+@pytest.mark.parametrize("make", ["empty_permuted", "resize_"])
+def test_other_ways_to_fresh_memory_are_poisoned_too(make: str) -> None:
+    """A row that was not written is unwritten, whatever stood there."""
+    case = generate.ragged_topk(0)
+
+    def skips(**inputs: Any) -> Tensor:  # noqa: ANN401 - likewise
+        picks = right(**inputs)
+        if make == "resize_":
+            out = torch.empty(0, dtype=torch.int32).resize_(picks.shape)
+        else:
+            out = torch.empty_permuted(picks.shape, (0, 1), dtype=torch.int32)
+        out[:-1] = picks[:-1]
+        return out
+
+    assert dict(check(case, skips).stages["raw_indices"].rules) == {"unwritten": 1}
+
+
+def test_a_process_that_flushes_subnormals_is_judged_as_any_other() -> None:
+    """Recorded logits of 1e-40 are compared with a reference that keeps them."""
+    case = generate.mqa_logits(0, scale=1e-40)
+    recorded = replace(case, recorded=(right_outputs(case),))
+    torch.set_flush_denormal(True)
+    assert check(recorded).status is EQUAL
+
+
+def test_a_padding_row_may_point_anywhere() -> None:
+    """Its backward window is empty, and no slot is looked up for it."""
+    case = generate.topk_pages(0, form="slot_map")
+    kinds = torch.zeros(len(case.inputs["row_start"]), dtype=torch.int8)
+    empty = int((case.inputs["row_end"] - case.inputs["row_start"]).argmin())
+    kinds[empty] = 1
+    inputs = {name: tensor.clone() for name, tensor in case.inputs.items()}
+    inputs["row_start"][empty] = inputs["row_end"][empty] = -1000
+    padded = replace(case, inputs=inputs, row_class=kinds)
+    assert check(padded, lambda **_: right_outputs(case)).status is EQUAL
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"spaces": {"raw_indices": Space(kind="absolute", pad=3)}}, "the pad 3 is also a column"),
+        ({"offset": 2**31 - 3}, "passes int32"),
+    ],
+)
+def test_a_space_in_which_picks_are_ambiguous_is_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    """A pad that is a column, or columns that an int32 cannot hold."""
+    case = generate.topk_pages(0, form="offset")
+    out = right_outputs(case)
+    if "offset" in change:
+        offset = torch.full_like(case.inputs["topk_indices_offset"], change["offset"])
+        case = replace(case, inputs={**case.inputs, "topk_indices_offset": offset})
+    else:
+        case = replace(case, **change)
+    verdict = check(case, lambda **_: out)
+    assert outcome(verdict) == (UNDECIDED, [("inputs", "invalid-record")])
+    assert words in verdict.findings[0].reading
