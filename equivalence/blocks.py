@@ -104,6 +104,12 @@ class Block:
         block = tensor[self.span]
         return block if len(self.keep) == len(block) else block[self.keep]
 
+    def inside(self, scores: Tensor) -> Tensor:
+        """Which cells of scores [B, W] lie in their row's window, bool [B, W]."""
+        column = torch.arange(scores.shape[1], device=scores.device)
+        first, end = self.column[:, None], (self.column + self.visible)[:, None]
+        return (column >= first) & (column < end)
+
 
 def spans(job: Job) -> Iterator[slice]:
     """Row ranges, so many rows at a time that the judge's own memory stays bounded."""
@@ -165,7 +171,7 @@ def select(job: Job, block: Block, scores: Tensor) -> Selection:
     return Selection(
         scores=scores,
         at=torch.arange(len(scores), device=scores.device),
-        nan=_holds_nan(block, scores) & ranked & (free.nan == "reject"),
+        nan=(scores.isnan() & block.inside(scores)).any(1) & ranked & (free.nan == "reject"),
         column=block.column,
         visible=block.visible,
         start=block.start,
@@ -180,11 +186,3 @@ def select(job: Job, block: Block, scores: Tensor) -> Selection:
         contract=free,
         ids=block.names,
     )
-
-
-def _holds_nan(block: Block, scores: Tensor) -> Tensor:
-    """Rows with a NaN in their window, bool [B]."""
-    found = scores.isnan()
-    column = torch.arange(scores.shape[1], device=scores.device)
-    first, end = block.column[:, None], (block.column + block.visible)[:, None]
-    return (found & (column >= first) & (column < end)).any(1)

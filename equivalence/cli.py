@@ -14,6 +14,7 @@ import click
 from equivalence import plain
 from equivalence.candidate import load as load_candidate
 from equivalence.errors import InvalidCase, UsageError
+from equivalence.report.as_text import many
 
 EQUAL, DIFFERENT, USAGE, UNDECIDED, FAILED = range(5)
 _AGAIN = 8
@@ -98,12 +99,8 @@ def import_(
             raise UsageError(
                 f"--to {folder}: cannot be written: {error.strerror or error}"
             ) from error
-        _print(f"{target}   {case.op}   {_many(len(case.recorded), 'launch chain')}")
+        _print(f"{target}   {case.op}   {many(len(case.recorded), 'launch chain')}")
     return EQUAL
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -147,6 +144,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
     if not paths:
         raise UsageError("replay what? name case files or folders, or give --shipped")
     _check_options(candidate, contract, repeats, json_to)
+    chosen = _numbers(rows)
     quiet = json_to == "-"
     verdicts = []
     # What a candidate prints is no JSON.
@@ -157,7 +155,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
             contract=contract,
             device=device,
             repeats=repeats,
-            rows=_numbers(rows),
+            rows=chosen,
             op=op,
         )
         for verdict in run.over(paths, options, progress=tell):
@@ -173,7 +171,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
                     contract=contract or "",
                     device=device or "",
                     repeats=repeats,
-                    rows=verdict.failing[:_AGAIN] or _numbers(rows) or (),
+                    rows=verdict.failing[:_AGAIN] or chosen or (),
                 )
                 _print("\n" + as_text.failure(verdict, again=again))
         _print("\n" + as_text.summary(verdicts))
@@ -280,5 +278,5 @@ def lint(paths: tuple[Path, ...]) -> int:
     for problem in linter.problems(paths):
         count += 1
         _print(problem)
-    click.echo(f"{_many(files, 'file')}: {_many(count, 'problem') if count else 'no problems'}")
+    click.echo(f"{many(files, 'file')}: {many(count, 'problem') if count else 'no problems'}")
     return DIFFERENT if count else EQUAL

@@ -72,10 +72,8 @@ def unwritten_scores(job: Job, block: Block) -> list[Finding]:
         poison = side.poison.get("logits")
         if scores is None or poison is None:
             continue
-        found = block.rows(scores) == poison
-        column = torch.arange(found.shape[1], device=found.device)
-        first, end = block.column[:, None], (block.column + block.visible)[:, None]
-        rows = (found & (column >= first) & (column < end)).any(1).nonzero()[:, 0]
+        own = block.rows(scores)
+        rows = ((own == poison) & block.inside(own)).any(1).nonzero()[:, 0]
         if len(rows):
             return [
                 Finding(
@@ -93,9 +91,8 @@ def unwritten_scores(job: Job, block: Block) -> list[Finding]:
 def _decide_logits(job: Job, block: Block, side: Side, want: Tensor) -> Decided:
     first, count = block.column, block.visible
     if job.contract.dead != "ignore":
-        column = torch.arange(want.shape[1], device=want.device)
-        inside = (column >= first[:, None]) & (column < (first + count)[:, None])
-        want = torch.where(inside, want, {"-inf": -torch.inf, "zero": 0.0}[job.contract.dead])
+        dead = {"-inf": -torch.inf, "zero": 0.0}[job.contract.dead]
+        want = torch.where(block.inside(want), want, dead)
         first, count = torch.zeros_like(first), torch.full_like(count, want.shape[1])
     return bitwise.decide(
         bitwise.Scores(

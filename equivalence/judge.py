@@ -84,7 +84,7 @@ def check(
         loaded = held(case, device=device)
         names = None
         if rows is not None:
-            names = _chosen(case, rows, sizes).to(next(iter(loaded.inputs.values())).device)
+            names = chosen(case, rows, sizes).to(next(iter(loaded.inputs.values())).device)
             loaded = take_rows(loaded, names)
         spans = ops.find(case.op).windows(loaded)
         loaded = windows.emptied(loaded, spans)
@@ -182,8 +182,12 @@ def _judged(contract: Contract) -> Contract:
     return contract
 
 
-def _chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.Tensor:
-    """The rows asked for, ascending, completed to whole requests."""
+def chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.Tensor:
+    """The rows asked for, ascending, completed to whole requests.
+
+    Raises:
+        UsageError: the case has no such row.
+    """
     for row in rows:
         if not 0 <= row < sizes["rows"]:
             count = f"{sizes['rows']:,} rows, from 0 on"

@@ -42,9 +42,8 @@ def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str]
         OSError: the folder cannot be written.
     """
     shown = [found.row for found in verdict.findings if found.row is not None]
-    failing = sorted({row for stage in verdict.stages.values() for row in stage.failing})
     sizes = ops.validate(case)
-    wrong = list(dict.fromkeys([*shown, *failing]))
+    wrong = list(dict.fromkeys([*shown, *verdict.failing]))
     if not wrong and not case.path and sizes["rows"] <= MOST_ROWS:
         wrong = list(range(sizes["rows"]))
     if not wrong:

@@ -77,8 +77,15 @@ def called(
     borrowed: list[tuple[Tensor, Tensor]] = []
     for i in range(repeats):
         name = f"candidate, call {i + 1}" if i else "candidate"
-        more = "again" if repeats > 1 else "keep" if shared else ""
-        side = _call(case, candidate, contract, name, more=more, borrowed=borrowed)
+        side = _call(
+            case,
+            candidate,
+            contract,
+            name,
+            copy=shared or repeats > 1,
+            again=repeats > 1,
+            borrowed=borrowed,
+        )
         if sides and set(side.outputs) != set(sides[0].outputs):
             side = replace(side, findings=(*side.findings, _other_outputs(sides[0], side)))
         sides.append(replace(side, recorded=scores))
@@ -106,7 +113,8 @@ def _call(
     contract: Contract,
     name: str,
     *,
-    more: str,
+    copy: bool,
+    again: bool,
     borrowed: list[tuple[Tensor, Tensor]],
 ) -> Side:
     outcome = replay.run(candidate, case)
@@ -123,20 +131,20 @@ def _call(
     findings = (*findings, *_written(case, outcome, contract, name))
     poisoned = {stage: _holds(tensor, which=0) for stage, tensor in outputs.items()}
     seen = any(poisoned.values())
-    if more or seen:
+    if copy or seen:
         given, outputs = outputs, {stage: tensor.clone() for stage, tensor in outputs.items()}
-        if more == "again" or seen:
+        if again or seen:
             _poison_all(case, given, borrowed, which=int(seen))
     poison: dict[str, float] = {}
     if seen:
         # A second poison tells an unwritten cell from a value that happens to be the first.
-        again = replay.run(candidate, case, poison=1).outputs
+        second = replay.run(candidate, case, poison=1).outputs
         poison = {
             stage: _poison(outputs[stage], 0)
             for stage, found in poisoned.items()
-            if found and stage in again and _holds(again[stage], which=1)
+            if found and stage in second and _holds(second[stage], which=1)
         }
-        _poison_all(case, again, borrowed, which=0)
+        _poison_all(case, second, borrowed, which=0)
     return Side(
         name=name,
         outputs=outputs,

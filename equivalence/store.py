@@ -131,7 +131,8 @@ def load(path: Path) -> Case:
 def _load(path: Path) -> Case:
     head = header.read(path)
     if header.KEY not in head.metadata:
-        hint = "; `equivalence import` makes cases of recordings" * ("format" in head.metadata)
+        recording = "format" in head.metadata
+        hint = "; `equivalence import` makes cases of recordings" if recording else ""
         raise InvalidCase(f"no case: its metadata has no key `equivalence`{hint}")
     meta = metadata.read(head)
     for name, entry in head.tensors.items():

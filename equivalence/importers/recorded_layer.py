@@ -87,9 +87,12 @@ def _case(path: Path, tensors: dict[str, Tensor], meta: Mapping[str, str], op: s
         if key in meta and (name in spec.params or name in spec.defaults):
             params[name] = _number(meta, key)
     left = sorted(set(source) - used - set(inputs))
-    for name in [name for name in left if name not in _KNOWN]:
+    strange = next((name for name in left if name not in _KNOWN), None)
+    if strange is not None:
         known = ", ".join([*spec.inputs, *spec.outputs])
-        raise InvalidCase(f"{name} is no tensor of {op}: {known}; outputs may end in .run0, .run1")
+        raise InvalidCase(
+            f"{strange} is no tensor of {op}: {known}; outputs may end in .run0, .run1"
+        )
     provenance = {name: meta[name] for name in _KEPT if name in meta}
     provenance["source"] = path.name
     if left:

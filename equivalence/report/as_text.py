@@ -32,7 +32,7 @@ def _headline(verdict: Verdict) -> str:
     name = " ".join(filter(None, [*named, verdict.op]))
     failing = verdict.failing
     if different and failing:
-        what = f"{len(failing):,} of {_many(verdict.coverage.rows, 'row')} differ"
+        what = f"{len(failing):,} of {many(verdict.coverage.rows, 'row')} differ"
     else:
         what = "it differs" if different else "nothing may be concluded"
     rules = dict.fromkeys(finding.rule for finding in verdict.findings)
@@ -48,9 +48,9 @@ def _run(run: Run, *, named: bool) -> list[str]:
     wrong = len({row for stage in run.stages.values() for row in stage.failing})
     shown = len({finding.row for finding in told} - {None})
     if wrong > shown:
-        lines.append(f"  ... {_many(wrong - shown, 'more row')}")
+        lines.append(f"  ... {many(wrong - shown, 'more row')}")
     lines += [f"  {name}: {_agreement(stage)}" for name, stage in run.stages.items()]
-    blamed = [f"the {where} in {_many(n, 'row')}" for where, n in run.blame.items() if n]
+    blamed = [f"the {where} in {many(n, 'row')}" for where, n in run.blame.items() if n]
     if blamed:
         lines.append(f"  the fault began in {', in '.join(blamed)}")
     return lines
@@ -87,10 +87,10 @@ def _agreement(stage: Stage) -> str:
     """What of one output is right."""
     counts = stage.counts
     if "compared" in counts:
-        return f"{counts['identical']:,} of {_many(counts['compared'], 'cell')} hold the same bits"
+        return f"{counts['identical']:,} of {many(counts['compared'], 'cell')} hold the same bits"
     good = {kind: counts[kind] for kind in _CLASSES[:4] if counts.get(kind)}
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in good.items())
-    head = f"{sum(good.values()):,} of {_many(counts['rows'], 'row')} agree"
+    head = f"{sum(good.values()):,} of {many(counts['rows'], 'row')} agree"
     return f"{head}: {kinds}" if kinds else head
 
 
@@ -130,7 +130,7 @@ def _counts(stages: Sequence[Stage]) -> str:
     if "compared" in stages[0].counts:
         compared = sum(stage.counts["compared"] for stage in stages)
         different = sum(stage.counts["different"] for stage in stages)
-        return f"{_many(compared, 'cell')}, {different:,} different"
+        return f"{many(compared, 'cell')}, {different:,} different"
     runs = f" in each of {len(stages)} runs" if len(stages) > 1 else ""
     parts = []
     for kind in _CLASSES:
@@ -139,7 +139,7 @@ def _counts(stages: Sequence[Stage]) -> str:
             parts.append(f"{' and '.join(f'{n:,}' for n in each)} {kind}")
     rules = dict.fromkeys(rule for stage in stages for rule in stage.rules)
     why = f" ({', '.join(rules)})" if rules else ""
-    return f"{_many(stages[0].counts['rows'], 'row')}{runs}: {', '.join(parts)}{why}"
+    return f"{many(stages[0].counts['rows'], 'row')}{runs}: {', '.join(parts)}{why}"
 
 
 def summary(verdicts: Iterable[Verdict]) -> str:
@@ -150,9 +150,9 @@ def summary(verdicts: Iterable[Verdict]) -> str:
     for verdict in cases:
         for stage in verdict.stages.values():
             (cells if "compared" in stage.counts else rows).update(stage.counts)
-    head = [_many(len(cases), "case")]
-    head += [_many(cells["compared"], "logit")] if cells["compared"] else []
-    head += [_many(rows["rows"], "row")] if rows["rows"] else []
+    head = [many(len(cases), "case")]
+    head += [many(cells["compared"], "logit")] if cells["compared"] else []
+    head += [many(rows["rows"], "row")] if rows["rows"] else []
     return f"{', '.join(head)}: {_outcome(cases)}{_allowed(cases, rows)}; {_undecided(cases)}"
 
 
@@ -183,5 +183,6 @@ def _allowed(cases: Sequence[Verdict], rows: Mapping[str, int]) -> str:
     return f" ({', '.join(used)}{by})"
 
 
-def _many(count: int, noun: str) -> str:
+def many(count: int, noun: str) -> str:
+    """A counted noun: 1 row, 2 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
