@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: replay test lint types bench wheel
+.PHONY: replay test lint types bench gpu wheel
 
 replay: $(READY)
 	@$(BIN)/equivalence replay fixtures/cases
@@ -22,6 +22,14 @@ types: $(READY)
 bench: $(READY)
 	@mkdir -p build
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest benchmarks --benchmark-only --benchmark-json=build/bench.json
+
+# On a machine with a Hopper GPU, nvcc, sgl-deep-gemm and a library EQUIVALENCE_SGL_KERNEL names.
+# GPUPYTHON is a Python with a CUDA torch and the packages of requirements.txt.
+GPUPYTHON ?= python3
+gpu:
+	$(GPUPYTHON) -m pytest tests -m gpu
+	$(GPUPYTHON) -m benchmarks.hopper transient sweep invariance table --to benchmarks/results
+	$(GPUPYTHON) -m benchmarks.results
 
 # Builds the wheel, installs it in an empty environment, and replays the cases it ships.
 wheel: $(READY)

@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from equivalence.ab import shadow as shadow
+    from equivalence.capture import record as record
     from equivalence.case import Case as Case
     from equivalence.case import Space as Space
     from equivalence.contract import Contract as Contract
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from equivalence.errors import NotEquivalent as NotEquivalent
     from equivalence.errors import Undecided as Undecided
     from equivalence.errors import UsageError as UsageError
+    from equivalence.invariance import assert_row_count_invariant as assert_row_count_invariant
     from equivalence.judge import assert_equivalent as assert_equivalent
     from equivalence.judge import check as check
     from equivalence.store import load_cases as load_cases
@@ -30,8 +33,11 @@ _HOME = {
     "UsageError": "errors",
     "Verdict": "verdict",
     "assert_equivalent": "judge",
+    "assert_row_count_invariant": "invariance",
     "check": "judge",
     "load_cases": "store",
+    "record": "capture",
+    "shadow": "ab",
 }
 __all__ = tuple(_HOME)
 

@@ -16,7 +16,8 @@ from equivalence.sides import Side
 from equivalence.windows import Windows
 from refimpl import fast
 
-_BLOCK_BYTES = 48 << 20
+# A GPU wants fewer and larger blocks; both stay below the 256 MiB a judge may take.
+_BLOCK_BYTES = {"cpu": 48 << 20, "cuda": 128 << 20}
 # Peak bytes a score cell and a pick cost while a block is sorted and compared.
 _CELL_BYTES, _SLOT_BYTES = 48, 128
 
@@ -33,6 +34,7 @@ class Job:
         baseline: the side whose outputs are the reference, where one was asked for.
         called: whether the sides are calls of a candidate, which recorded logits then judge.
         names: int64 [T], what the rows are called, where the case was cut from a larger call.
+        rows: int64 [n], ascending, by whole requests: only these are judged; None for all.
     """
 
     case: Case
@@ -42,6 +44,12 @@ class Job:
     baseline: Side | None = None
     called: bool = False
     names: Tensor | None = None
+    rows: Tensor | None = None
+
+    @cached_property
+    def count(self) -> int:
+        """Rows that are judged, live or not."""
+        return len(self.windows.start if self.rows is None else self.rows)
 
     @cached_property
     def k(self) -> int:
@@ -74,12 +82,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """Consecutive rows, and what the reference says of those that are live.
+    """Some rows, and what the reference says of those that are live.
 
     Attributes:
         ids: int64 [B], the live rows' places in the call.
         names: int64 [B], what they are called.
-        span: all rows of the block in the call.
+        span: all rows of the block in the call, consecutive or int64 [n].
         keep: which of them are live.
         part: the case cut down to the block's rows.
         logits: [B, W] the reference's scores, where it computes them or a baseline gave them.
@@ -90,7 +98,7 @@ class Block:
 
     ids: Tensor
     names: Tensor
-    span: slice
+    span: slice | Tensor
     keep: Tensor
     part: Case
     logits: Tensor | None
@@ -112,29 +120,31 @@ class Block:
 
 
 def spans(job: Job) -> Iterator[slice]:
-    """Row ranges, so many rows at a time that the judge's own memory stays bounded."""
+    """Ranges of the rows judged, so many at a time that the judge's own memory stays bounded."""
     sizes = ops.validate(job.case)
     ends = job.windows.column + job.windows.visible
     columns = max(int(ends.max()) if len(ends) else 1, ops.columns_of(job.case))
     step = sizes.get("n", 1)
-    most = _BLOCK_BYTES // (_CELL_BYTES * columns + _SLOT_BYTES * job.k + 1)
+    held = _BLOCK_BYTES.get(job.windows.start.device.type, _BLOCK_BYTES["cpu"])
+    most = held // (_CELL_BYTES * columns + _SLOT_BYTES * job.k + 1)
     size = max(1, most // step) * step
-    for first in range(0, sizes["rows"], size):
-        yield slice(first, min(first + size, sizes["rows"]))
+    for first in range(0, job.count, size):
+        yield slice(first, min(first + size, job.count))
 
 
 def refer(job: Job, span: slice) -> Block | None:
     """What the reference says of these rows; None where none of them is live."""
-    keep = job.live[span].nonzero()[:, 0]
+    every = torch.arange(span.start, span.stop, device=job.live.device)
+    every = every if job.rows is None else job.rows[span]
+    keep = job.live[every].nonzero()[:, 0]
     if not len(keep):
         return None
-    every = torch.arange(span.start, span.stop, device=keep.device)
     part = take_rows(job.case, every)
     ids = every[keep]
     block = Block(
         ids=ids,
         names=ids if job.names is None else job.names[ids],
-        span=span,
+        span=span if job.rows is None else every,
         keep=keep,
         part=part,
         logits=None,

@@ -1,7 +1,9 @@
 """The callable under test: found by name, and named again in reports."""
 
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -14,12 +16,16 @@ Candidate: TypeAlias = Callable[..., Any]
 def load(name: str) -> Candidate:
     """The callable named MODULE:FUNCTION, from the installed packages or the working directory.
 
+    `MODULE:FUNCTION,key=value,...` binds keywords to it: whole numbers, true, false, none or text.
+
     Raises:
-        UsageError: there is no such module or function.
+        UsageError: there is no such module or function, or a setting is no key=value.
     """
-    module, colon, path = name.partition(":")
+    whole, *settings = name.split(",")
+    module, colon, path = whole.partition(":")
     if not colon or not module or not path:
         raise UsageError(f"candidate {name!r}: it is MODULE:FUNCTION, as in my_kernels:fast_topk")
+    bound = dict(_setting(name, text) for text in settings)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -37,11 +43,43 @@ def load(name: str) -> Candidate:
         raise UsageError(sentence) from error
     if not callable(found):
         raise UsageError(f"candidate {name!r}: it is {type(found).__name__}, not callable")
+    if bound:
+        return partial(found, **bound)
     return found  # type: ignore[no-any-return]  # any callable may be a candidate
+
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def _setting(name: str, text: str) -> tuple[str, int | bool | str | None]:
+    """A keyword and its value."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise UsageError(f"candidate {name!r}: {text!r} is not key=value")
+    if value in _WORDS:
+        return key, _WORDS[value]
+    return key, int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
+
+
+def _settings(bound: dict[str, Any]) -> str | None:
+    """Bound keywords as `load` reads them; None where it cannot."""
+    told = ""
+    for key, value in bound.items():
+        said = next((word for word, known in _WORDS.items() if known is value), str(value))
+        if type(value) not in (int, bool, str, type(None)) or "," in said:
+            return None
+        if type(value) is str and _setting("", f"{key}={value}")[1] != value:
+            return None
+        told += f",{key}={said}"
+    return told
 
 
 def name_of(candidate: Candidate | None) -> str:
     """`module:function` where the candidate can be imported again, or ""."""
+    if type(candidate) is partial:
+        bound = None if candidate.args else _settings(candidate.keywords)
+        inner = name_of(candidate.func)
+        return f"{inner}{bound}" if inner and bound is not None else ""
     try:
         module = getattr(candidate, "__module__", None)
         name = getattr(candidate, "__qualname__", "")

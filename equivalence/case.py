@@ -94,9 +94,10 @@ def held(case: Case, *, device: torch.device | str | None = None) -> Case:
 
 
 def take_rows(case: Case, rows: Tensor) -> Case:
-    """The same call with only these rows (int64, ascending), and the requests they belong to.
+    """The same call with only these rows (int64), in this order, and the requests they belong to.
 
     Decode rows come by whole requests: all next_n rows of a request stay.
+    Rows of an op that has query_start_loc are ascending.
     Digests of the reference are dropped, since they speak of every row.
     """
     spec = schema.OPS[case.op]
@@ -137,6 +138,6 @@ def take_rows(case: Case, rows: Tensor) -> Case:
 def _pick(tensor: Tensor, rows: Tensor) -> Tensor:
     """A view where the rows are consecutive, a copy elsewhere."""
     first, count = int(rows[0]) if len(rows) else 0, len(rows)
-    if count and int(rows[-1]) - first + 1 == count:
+    if count and int(rows[-1]) - first + 1 == count and bool((rows.diff() == 1).all()):
         return tensor[first : first + count]
     return tensor[rows.to(tensor.device)]

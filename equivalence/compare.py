@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equivalence import ops
+from equivalence import beside, ops
 from equivalence.blocks import Block, Job, select
 from equivalence.checks import bitwise, pages, topk
 from equivalence.checks.rows import IDENTICAL, UNDECIDED, Decided, failing
@@ -89,22 +89,24 @@ def unwritten_scores(job: Job, block: Block) -> list[Finding]:
 
 
 def _decide_logits(job: Job, block: Block, side: Side, want: Tensor) -> Decided:
-    first, count = block.column, block.visible
+    first, count, reference = block.column, block.visible, want
     if job.contract.dead != "ignore":
         dead = {"-inf": -torch.inf, "zero": 0.0}[job.contract.dead]
         want = torch.where(block.inside(want), want, dead)
         first, count = torch.zeros_like(first), torch.full_like(count, want.shape[1])
-    return bitwise.decide(
+    got, poison = block.rows(side.outputs["logits"]), side.poison.get("logits")
+    decided = bitwise.decide(
         bitwise.Scores(
             want=want,
-            got=block.rows(side.outputs["logits"]),
+            got=got,
             first=first,
             count=count,
             ids=block.names,
             stage="logits",
-            poison=side.poison.get("logits"),
+            poison=poison,
         )
     )
+    return beside.of_scores(job, block, decided, want=reference, got=got, poison=poison)
 
 
 def _decide_picks(
@@ -126,28 +128,31 @@ def _decide_picks(
         _check_space(each, block)
     decided: dict[str, Decided] = {}
     if selection is not None:
-        decided = {stage: topk.decide(selection, each) for stage, each in picks.items()}
+        for stage, each in picks.items():
+            ranked = topk.decide(selection, each)
+            decided[stage] = beside.of_picks(job, block, ranked, selection=selection, picks=each)
     if {"raw_indices", "ragged_indices"} <= set(picks):
         decided["ragged_indices"] = _offset(job, block, picks, decided.get("raw_indices"))
     if "page_indices" in side.outputs:
         slots = _pages(job, block, side)
-        beside = next(iter(picks), None)
-        if beside is not None:
-            want = picks[beside].columns(slots.values.shape[1])
-            decided["page_indices"] = _joint(
-                slots, want, _pickable(job, block), decided.get(beside)
-            )
+        named = next(iter(picks), None)
+        if named is not None:
+            want = picks[named].columns(slots.values.shape[1])
+            decided["page_indices"] = _joint(job, block, slots, want, decided.get(named))
         elif "raw_indices" in job.case.inputs:
             raw = block.rows(job.case.inputs["raw_indices"]).long()
             surplus = slots.values.shape[1] - raw.shape[1]
             want = functional.pad(raw, (0, surplus), value=PAD)
-            decided["page_indices"] = _joint(slots, want, _pickable(job, block), None)
+            decided["page_indices"] = _joint(job, block, slots, want, None)
         elif selection is not None:
-            decided["page_indices"] = pages.decide_alone(slots, selection)
+            alone = pages.decide_alone(slots, selection)
+            surplus = slots.values.shape[1] - selection.want.shape[1]
+            want = functional.pad(selection.want.long(), (0, surplus), value=PAD)
+            decided["page_indices"] = beside.of_slots(job, block, alone, slots=slots, want=want)
     return decided
 
 
-def _offset(job: Job, block: Block, picks: dict[str, Picks], beside: Decided | None) -> Decided:
+def _offset(job: Job, block: Block, picks: dict[str, Picks], ranked: Decided | None) -> Decided:
     """Ragged indices are the raw ones of the same chain, moved by the row's offset."""
     ragged = picks["ragged_indices"]
     moved = pages.Pages(
@@ -160,7 +165,7 @@ def _offset(job: Job, block: Block, picks: dict[str, Picks], beside: Decided | N
         stage=ragged.stage,
     )
     want = picks["raw_indices"].columns(ragged.values.shape[1])
-    return _joint(moved, want, _pickable(job, block), beside)
+    return _joint(job, block, moved, want, ranked)
 
 
 def _check_space(picks: Picks, block: Block) -> None:
@@ -180,10 +185,14 @@ def _pickable(job: Job, block: Block) -> Tensor:
     return block.visible.clamp(min=1) if job.contract.empty_rows == "first" else block.visible
 
 
-def _joint(slots: pages.Pages, want: Tensor, visible: Tensor, beside: Decided | None) -> Decided:
+def _joint(
+    job: Job, block: Block, slots: pages.Pages, want: Tensor, ranked: Decided | None
+) -> Decided:
+    visible = _pickable(job, block)
     classes = torch.full_like(visible, IDENTICAL, dtype=torch.int8)
-    decided = pages.decide_joint(slots, want, visible, classes if beside is None else beside.codes)
-    return decided if beside is None else replace(decided, counts=beside.counts)
+    decided = pages.decide_joint(slots, want, visible, classes if ranked is None else ranked.codes)
+    decided = beside.of_slots(job, block, decided, slots=slots, want=want)
+    return decided if ranked is None else replace(decided, counts=ranked.counts)
 
 
 def _pages(job: Job, block: Block, side: Side) -> pages.Pages:

@@ -36,18 +36,22 @@ class Equivalence:
         contract: Contract | str | None = None,
         device: torch.device | str | None = None,
         repeats: int = 1,
+        max_transient: int | None = None,
     ) -> Verdict:
         """Judge one case, as `equivalence.check` does, and count the verdict."""
         __tracebackhide__ = True
         from equivalence.judge import check  # noqa: PLC0415 - torch is imported on use
 
+        judged = self.session.candidate if candidate is None else candidate
         verdict = check(
             case,
-            self.session.candidate if candidate is None else candidate,
+            judged,
             baseline=baseline,
             contract=self.session.contract if contract is None else contract,
             device=self.session.device if device is None else device,
             repeats=repeats,
+            max_transient=max_transient,
+            require_path=self.session.require_path if judged is not None else (),
         )
         session.tell(verdict, self.session.properties)
         return verdict
@@ -61,6 +65,7 @@ class Equivalence:
         contract: Contract | str | None = None,
         device: torch.device | str | None = None,
         repeats: int = 1,
+        max_transient: int | None = None,
     ) -> Verdict:
         """Judge one case, as `equivalence.assert_equivalent` does, and save the rows that fail."""
         __tracebackhide__ = True
@@ -73,6 +78,7 @@ class Equivalence:
             contract=contract,
             device=device,
             repeats=repeats,
+            max_transient=max_transient,
         )
         if verdict.status is not Status.EQUAL:
             given = self.session.contract if contract is None else str(contract)
@@ -84,6 +90,7 @@ class Equivalence:
                 name=None if baseline is not None else bound,
                 contract=given,
                 repeats=repeats,
+                max_transient=max_transient,
             )
             raise_unless_equal(verdict, message=message)
         return verdict

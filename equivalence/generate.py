@@ -3,6 +3,7 @@
 One seed gives one case.
 Every dense case has the nine windows of `windows`; what its scores hold is named by `Scores`.
 Cells outside a window score more than all inside it, so a row that reads them shows.
+`forwards` is another kind: the prefills of a serving engine, at any scale (see `scenarios`).
 """
 
 import torch
@@ -12,11 +13,13 @@ from equivalence import draws
 from equivalence.case import JSON, Case
 from equivalence.draws import Form, Scores, Spans
 from equivalence.errors import UsageError
+from equivalence.scenarios import forwards
 from refimpl.bits import E4M3, SCALE_BYTES
 
 __all__ = [
     "Scores",
     "decode_indexer",
+    "forwards",
     "mqa_logits",
     "prefill_indexer",
     "ragged_topk",

@@ -1,25 +1,21 @@
 """The centre: judge what a case recorded, or what a candidate gives for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
-from equivalence import blocks, compare, control, digest, ops, plain, schema, sides, windows
+from equivalence import blocks, digest, ops, plain, schema, sides, windows
 from equivalence.blocks import Job
 from equivalence.candidate import Candidate, name_of
 from equivalence.case import Case, held, take_rows
 from equivalence.contract import Contract, describe
+from equivalence.demands import Demands
 from equivalence.errors import InvalidCase, NotEquivalent, Undecided, UsageError
 from equivalence.report import as_text
-from equivalence.tally import KEPT, RunTally
-from equivalence.verdict import Coverage, Finding, Run, Status, Verdict, worst
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-Progress = Callable[[int, int], None]
+from equivalence.sides import Side
+from equivalence.verdict import Finding, Run, Status, Verdict
+from equivalence.weighing import Progress, weigh_job
 
 
 def check(
@@ -31,6 +27,8 @@ def check(
     device: torch.device | str | None = None,
     repeats: int = 1,
     rows: Sequence[int] | None = None,
+    max_transient: int | None = None,
+    require_path: str | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verdict:
     """Judge one case.
@@ -45,6 +43,9 @@ def check(
         device: where the inputs go and the reference runs.
         repeats: how often the candidate is called.
         rows: judge these rows alone, as a call of their own; decode rows by whole requests.
+        max_transient: bytes a call of the candidate may hold at once beyond inputs and outputs.
+        require_path: kernels or modules of which each call must leave a receipt, or the verdict
+            is UNDECIDED.
         progress: told (rows done, rows in all) as blocks are judged.
 
     Returns:
@@ -52,9 +53,14 @@ def check(
 
     Raises:
         UsageError: for a contract that cannot be read or judged, a device that is not there,
-            a row that is not there, or repeats below 1.
+            a row that is not there, repeats below 1, or a demand that cannot be met by recorded
+            runs.
     """
+    paths = (require_path,) if isinstance(require_path, str) else tuple(require_path)
+    demands = Demands(max_transient=max_transient, require_path=paths)
     _check_call(case, baseline, repeats)
+    if candidate is None and demands != Demands():
+        raise UsageError("max_transient and require_path ask something of a candidate: give one")
     torch.set_flush_denormal(False)  # the reference needs subnormals
     if device is not None:
         check_device(device)
@@ -67,10 +73,10 @@ def check(
         candidate=name_of(candidate),
     )
     if contract is not None:
-        free, origin = _judged(_read(contract)), "argument"
+        free, origin = freedoms(contract), "argument"
     elif candidate is None and case.contract is not None:
         try:
-            free, origin = _judged(Contract.parse(case.contract)), "record"
+            free, origin = freedoms(case.contract), "record"
         except UsageError as error:
             return invalid(verdict, f"contract: {error}")
     verdict = replace(
@@ -95,7 +101,9 @@ def check(
         judged = (
             sides.recorded(loaded)
             if candidate is None
-            else sides.called(loaded, candidate, free, repeats=repeats, shared=shared)
+            else sides.called(
+                loaded, candidate, free, repeats=repeats, shared=shared, demands=demands
+            )
         )
         job = Job(
             case=loaded,
@@ -106,7 +114,56 @@ def check(
             called=candidate is not None,
             names=names,
         )
-        return _judge(job, verdict, progress or _quiet)
+        return weigh_job(job, verdict, progress or _quiet)
+    except InvalidCase as error:
+        return invalid(verdict, str(error))
+
+
+def weigh(
+    case: Case,
+    given: Sequence[Side],
+    *,
+    contract: Contract,
+    baseline: Side | None = None,
+    rows: torch.Tensor | None = None,
+) -> Verdict:
+    """Judge outputs that are already there, all of them or these rows.
+
+    Args:
+        case: held in memory; what was recorded of it is left alone.
+        given: the outputs, each under its name; see `sides.given`.
+        contract: what each of them may do differently.
+        baseline: the side whose logits judge, in place of the reference.
+        rows: int64, ascending; their numbers stay those of the whole call.
+
+    Returns:
+        The verdict; UNDECIDED where the case cannot be computed.
+    """
+    free = freedoms(contract)
+    verdict = Verdict(
+        case=case.name,
+        op=case.op,
+        path=case.path,
+        status=Status.UNDECIDED,
+        contract=describe(free, origin="argument"),
+        contract_origin="argument",
+        allowed_by=free.name or "",
+    )
+    try:
+        sizes = ops.validate(case)
+        spans = ops.find(case.op).windows(case)
+        if rows is not None:
+            rows = schema.whole_requests(rows.to(spans.start), next_n=sizes.get("n", 1))
+        job = Job(
+            case=windows.emptied(replace(case, recorded=(), reference={}), spans),
+            windows=spans,
+            contract=free,
+            sides=tuple(given),
+            baseline=baseline,
+            called=True,
+            rows=rows,
+        )
+        return weigh_job(job, verdict, _quiet)
     except InvalidCase as error:
         return invalid(verdict, str(error))
 
@@ -119,6 +176,8 @@ def assert_equivalent(
     contract: Contract | str | None = None,
     device: torch.device | str | None = None,
     repeats: int = 1,
+    max_transient: int | None = None,
+    require_path: str | Sequence[str] = (),
 ) -> Verdict:
     """Judge one case as `check` does, and raise unless all is equal.
 
@@ -129,7 +188,14 @@ def assert_equivalent(
     """
     __tracebackhide__ = True
     verdict = check(
-        case, candidate, baseline=baseline, contract=contract, device=device, repeats=repeats
+        case,
+        candidate,
+        baseline=baseline,
+        contract=contract,
+        device=device,
+        repeats=repeats,
+        max_transient=max_transient,
+        require_path=require_path,
     )
     raise_unless_equal(verdict)
     return verdict
@@ -165,21 +231,20 @@ def _check_call(case: Case, baseline: Candidate | None, repeats: int) -> None:
         )
 
 
-def _read(contract: Contract | str) -> Contract:
-    if isinstance(contract, Contract):
-        return contract
-    if not isinstance(contract, str):
+def freedoms(contract: Contract | str) -> Contract:
+    """The contract, where every freedom in it is one that this version judges.
+
+    Raises:
+        UsageError: it cannot be read, or not be judged.
+    """
+    if not isinstance(contract, Contract | str):
         raise UsageError(f"a contract is a Contract or a text, not {type(contract).__name__}")
-    return Contract.parse(contract)
-
-
-def _judged(contract: Contract) -> Contract:
-    """The contract, where every freedom in it is one that this version judges."""
+    free = contract if isinstance(contract, Contract) else Contract.parse(contract)
     strict = Contract()
     for key in ("scores", "ranks"):
-        if getattr(contract, key) != getattr(strict, key):
-            raise UsageError(f"{key}={getattr(contract, key)} is not judged by this version")
-    return contract
+        if getattr(free, key) != getattr(strict, key):
+            raise UsageError(f"{key}={getattr(free, key)} is not judged by this version")
+    return free
 
 
 def chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.Tensor:
@@ -207,135 +272,6 @@ def invalid(verdict: Verdict, sentence: str) -> Verdict:
     )
     run = Run(name="record", stages={}, findings=(found,))
     return replace(verdict, status=Status.UNDECIDED, runs=(run,))
-
-
-def _judge(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
-    """Judge block after block, then sum up."""
-    tallies = [RunTally(name=side.name, findings=list(side.findings)) for side in job.sides]
-    compared: dict[str, Counter[str]] = {}
-    hashed = digest.Rows()
-    rows = len(job.windows.start)
-    anything = any(side.outputs for side in job.sides)
-    unwritten: list[Finding] = []
-    for span in blocks.spans(job) if anything else ():
-        block = blocks.refer(job, span)
-        if block is not None:
-            if block.logits is not None:
-                hashed.add(block.logits, block.column, block.visible)
-            for side, tally in zip(job.sides, tallies, strict=True):
-                decided = compare.decide(job, block, side)
-                tally.blame.update(compare.blame(job, block, side, decided))
-                for stage, each in decided.items():
-                    tally.stages[stage].add(each, block.names, run=side.name)
-            unwritten += compare.unwritten_scores(job, block) if not unwritten else []
-            control.count_picks(job, block, compared)
-            control.compare_logits(job, block, tallies)
-        progress(span.stop, rows)
-    runs = [tally.run() for tally in tallies]
-    about = [*_broken(job), *_of_baseline(job), *unwritten, *_drifted(job, hashed)]
-    about += [*_unscored(job, runs), *_without_picks(job)] if bool(job.live.any()) else []
-    if about:
-        runs.append(Run(name="record", stages={}, findings=tuple(about)))
-    judged = int(job.live.sum()) if anything else 0
-    arithmetic = job.case.arithmetic if job.source == "reference" else ""
-    return _sum_up(
-        replace(
-            verdict,
-            runs=tuple(runs),
-            scores=f"{job.source} {arithmetic}".strip(),
-            coverage=Coverage(rows=judged, scored_rows=judged),
-            control={stage: dict(counts) for stage, counts in compared.items()},
-        )
-    )
-
-
-def _broken(job: Job) -> list[Finding]:
-    """Live rows whose metadata cannot be; the others were judged."""
-    told = [
-        Finding(
-            stage="inputs",
-            rule="invalid-record",
-            status=Status.UNDECIDED,
-            row=row if job.names is None else int(job.names[row]),
-            reading=sentence,
-        )
-        for row, sentence in sorted(job.windows.broken.items())
-    ]
-    if len(told) > KEPT:
-        rest = Finding(
-            stage="inputs",
-            rule="invalid-record",
-            status=Status.UNDECIDED,
-            reading=f"{len(told) - KEPT:,} more rows are broken",
-        )
-        return [*told[:KEPT], rest]
-    return told
-
-
-def _unscored(job: Job, runs: Sequence[Run]) -> list[Finding]:
-    """Outputs that nothing could judge."""
-    return [
-        Finding(
-            stage=stage,
-            rule="not-compared",
-            status=Status.UNDECIDED,
-            run=run.name,
-            reading="no reference scores: name an arithmetic, or give a baseline that has logits",
-        )
-        for side, run in zip(job.sides, runs, strict=True)
-        for stage in side.outputs
-        if stage not in run.stages and (stage != "logits" or job.source == "none")
-    ]
-
-
-def _without_picks(job: Job) -> list[Finding]:
-    """A layer of which no run gave any picks: that output was never compared."""
-    given = {stage for side in job.sides for stage in side.outputs}
-    if not job.k or given != {"logits"}:
-        return []
-    reading = f"no picks were given: {job.case.op} picks, mqa_logits and its kin only score"
-    return [
-        Finding(stage="raw_indices", rule="not-compared", status=Status.UNDECIDED, reading=reading)
-    ]
-
-
-def _of_baseline(job: Job) -> list[Finding]:
-    """What is wrong with the baseline: nothing may be concluded from it."""
-    findings = () if job.baseline is None else job.baseline.findings
-    return [replace(found, status=Status.UNDECIDED, run="baseline") for found in findings]
-
-
-def _drifted(job: Job, hashed: digest.Rows) -> list[Finding]:
-    """A stored digest that the present reference no longer gives."""
-    told = []
-    now = hashed.result() if job.source == "reference" and not job.windows.broken else {}
-    for stage, got in now.items():
-        want = job.case.reference.get(stage, got)
-        if want != got:
-            told.append(
-                Finding(
-                    stage=stage,
-                    rule="reference-drift",
-                    status=Status.UNDECIDED,
-                    reading=f"the case was stored with reference digest {want}, now it is {got}",
-                )
-            )
-    return told
-
-
-def _sum_up(verdict: Verdict) -> Verdict:
-    """The status of a case from its runs, and a note where it is not plain why."""
-    statuses = [stage.status for run in verdict.runs for stage in run.stages.values()]
-    statuses += [finding.status for run in verdict.runs for finding in run.findings]
-    if not statuses:
-        note = "nothing was compared: the case holds no recorded run and no candidate was given"
-        note = note if verdict.coverage.rows or not verdict.candidate else "nothing was compared"
-        return replace(verdict, status=Status.UNDECIDED, note=note)
-    status, stages = worst(statuses), verdict.stages
-    if status is Status.EQUAL and not any(stage.power for stage in stages.values()):
-        note = f"no power: no row of {', '.join(stages)} had a choice to get wrong"
-        return replace(verdict, status=Status.UNDECIDED, note=note)
-    return replace(verdict, status=status)
 
 
 def reference_digests(case: Case) -> dict[str, str]:

@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--equivalence-contract", metavar="NAME|KEY=VALUE,...", help="What may differ.")
     add("--equivalence-op", metavar="OP", help="Only case files of this op.")
     add("--equivalence-device", metavar="DEVICE", help="Where inputs go and the reference runs.")
+    text = "A kernel that each call of a candidate must have run; may be given again."
+    add("--equivalence-require-path", metavar="NAME", action="append", default=[], help=text)
     add("--equivalence-require-cases", action="store_true", help="Fail where no case ran.")
     text = "Where failing rows go (.equivalence under the root)."
     add("--equivalence-save", metavar="DIR|off", help=text)
@@ -35,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options."""
-    names = ("candidate", "contract", "device", "op", "require_cases", "save")
+    names = ("candidate", "contract", "device", "op", "require_path", "require_cases", "save")
     options = {name: config.getoption(f"equivalence_{name}") for name in names}
     try:
         state = sessions.start(**options, root=config.rootpath)

@@ -1,7 +1,7 @@
 """Call a candidate on a case: cloned inputs, poisoned memory, and an Outcome whatever happens."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivalence import layout, ops, plain
+from equivalence import layout, memory, ops, plain, receipt
 from equivalence.candidate import Candidate
 from equivalence.case import Case
+from equivalence.verdict import Memory
 from refimpl.bits import as_int
 
 INDEX_POISONS = (-1_347_440_721, 2_122_219_134)
@@ -29,12 +30,16 @@ class Outcome:
         rule: why it failed, as a rule of a Finding, or "".
         message: the sentence for the user.
         mutated: inputs whose bytes the call changed.
+        memory: what the call held; None where it failed.
+        paths: the kernels that said they ran.
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     rule: str = ""
     message: str = ""
     mutated: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Memory | None = None
+    paths: tuple[receipt.Receipt, ...] = ()
 
 
 class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks for a subclass
@@ -95,27 +100,31 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
         poison: which of the two poisons fills fresh memory.
     """
     inputs = {name: layout.clone(tensor) for name, tensor in case.inputs.items()}
-    try:
-        with _Poison(poison), torch.no_grad():
-            result = candidate(**inputs, **case.params)
-            # A kernel's own fault surfaces here and not in the judge.
-            _synchronize(inputs)
-    except KeyboardInterrupt:
-        raise
-    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        return Outcome(rule="out-of-memory", message=_first_line(error))
-    # Whatever a candidate raises is its outcome: sys.exit(0) too, or it would end the run well.
-    except BaseException as error:  # noqa: BLE001 - for that reason
-        message = f"{type(error).__name__}: {_first_line(error)}{_where(error)}"
-        return Outcome(rule="crash", message=message)
-    finally:
-        # The reference needs subnormals, whatever the candidate did to the processor.
-        torch.set_flush_denormal(False)
+    device = next((tensor.device for tensor in inputs.values()), None)
+    with receipt.collected() as left:
+        try:
+            with memory.measured(device) as meter, _Poison(poison), torch.no_grad():
+                result = candidate(**inputs, **case.params)
+                # A kernel's own fault surfaces here and not in the judge.
+                _synchronize(inputs)
+        except KeyboardInterrupt:
+            raise
+        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+            return Outcome(rule="out-of-memory", message=_first_line(error))
+        # Whatever a candidate raises is its outcome: sys.exit(0) too, or it would end the run well.
+        except BaseException as error:  # noqa: BLE001 - for that reason
+            message = f"{type(error).__name__}: {_first_line(error)}{_where(error)}"
+            return Outcome(rule="crash", message=message)
+        finally:
+            # The reference needs subnormals, whatever the candidate did to the processor.
+            torch.set_flush_denormal(False)
     mutated = {
         name: tensor for name, tensor in inputs.items() if not _same(tensor, case.inputs[name])
     }
     try:
-        return _named(result, case, mutated)
+        named = _named(result, case, mutated)
+        held = meter.of(memory.bytes_of(list(named.outputs.values()), given=inputs.values()))
+        return replace(named, memory=held, paths=tuple(left))
     except Exception as error:  # noqa: BLE001 - the result is the candidate's own object
         message = f"its result cannot be read: {type(error).__name__}: {_first_line(error)}"
         return Outcome(rule="not-compared", message=message, mutated=mutated)
@@ -143,14 +152,14 @@ def _named(result: object, case: Case, mutated: Mapping[str, Tensor]) -> Outcome
             what = type(tensor).__name__
             message = f"the candidate returned {name!r} ({what}); {case.op} gives tensors {known}"
             return Outcome(rule="not-compared", message=plain.line(message), mutated=mutated)
-        outputs[name] = _plain(tensor)
+        outputs[name] = plain_of(tensor)
     if not outputs:
         message = f"the candidate returned nothing; {case.op} gives {known}"
         return Outcome(rule="not-compared", message=message, mutated=mutated)
     return Outcome(outputs=outputs, mutated=mutated)
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain_of(tensor: Tensor) -> Tensor:
     """The tensor without gradients, lazy signs or a subclass's behaviour.
 
     Raises:

@@ -23,6 +23,8 @@ class Options:
     repeats: int = 1
     rows: tuple[int, ...] | None = None
     op: str | None = None
+    max_transient: int | None = None
+    require_path: tuple[str, ...] = ()
 
 
 def over(
@@ -79,6 +81,8 @@ def one(path: Path, options: Options, *, progress: Progress | None = None) -> Ve
         device=options.device,
         repeats=options.repeats,
         rows=options.rows,
+        max_transient=options.max_transient,
+        require_path=options.require_path,
         progress=None if progress is None else partial(progress, case.name),
     )
 

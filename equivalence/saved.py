@@ -14,6 +14,7 @@ import torch
 
 from equivalence import header, ops, schema, store
 from equivalence.case import Case, take_rows
+from equivalence.units import size
 from equivalence.verdict import Verdict
 
 MOST_ROWS = 64
@@ -54,7 +55,7 @@ def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str]
     about = {"rows": f"{' '.join(numbers)} of {case.name}"}
     path = _write(replace(take_rows(case, rows), provenance={**case.provenance, **about}), folder)
     held = f", of {len(wrong):,} that fail" if len(wrong) > MOST_ROWS else ""
-    return path, f"{_rows(numbers)}{held}, {_size(path.stat().st_size)}"
+    return path, f"{_rows(numbers)}{held}, {size(path.stat().st_size)}"
 
 
 def _write(case: Case, folder: Path) -> Path:
@@ -77,11 +78,6 @@ def _rows(numbers: Sequence[str]) -> str:
     )
 
 
-def _size(count: int) -> str:
-    kib = count / 1024
-    return f"{kib:,.0f} KiB" if kib < 1024 else f"{kib / 1024:,.1f} MiB"  # noqa: PLR2004 - binary
-
-
 def again(
     path: Path | str,
     *,
@@ -90,6 +86,8 @@ def again(
     device: str = "",
     repeats: int = 1,
     rows: Sequence[int] = (),
+    max_transient: int | None = None,
+    require_path: Sequence[str] = (),
 ) -> str:
     """The command that judges a file again, to paste into a shell.
 
@@ -100,6 +98,8 @@ def again(
         device: where the inputs go, or "".
         repeats: how often the candidate is called.
         rows: only these, or all where there are none.
+        max_transient: bytes a call may hold, or None.
+        require_path: kernels each call must have run.
     """
     options = {
         "--candidate": candidate,
@@ -107,10 +107,12 @@ def again(
         "--device": device,
         "--repeats": str(repeats) if repeats > 1 else "",
         "--rows": ",".join(map(str, rows)),
+        "--max-transient": "" if max_transient is None else str(max_transient),
     }
     words = ["equivalence", "replay", here(path)]
     words += [word for name, value in options.items() if value for word in (name, value)]
-    return _python_path(candidate) + shlex.join(words)
+    words += [word for name in require_path for word in ("--require-path", name)]
+    return python_path(candidate) + shlex.join(words)
 
 
 def here(path: Path | str) -> str:
@@ -119,7 +121,7 @@ def here(path: Path | str) -> str:
     return str(whole.relative_to(work) if whole.is_relative_to(work) else whole)
 
 
-def _python_path(candidate: str) -> str:
+def python_path(candidate: str) -> str:
     """What a module in a folder below the working directory needs so that it can be imported."""
     top = candidate.partition(":")[0].partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)

@@ -243,5 +243,11 @@ def whole_requests(rows: Tensor, *, next_n: int) -> Tensor:
     """The rows, completed to all next_n rows of every request they touch."""
     if next_n == 1:
         return rows
-    requests: Tensor = torch.unique(rows // next_n)
+    touched = rows // next_n
+    every = torch.unique(touched)
+    # Each request where it is first touched: in the order asked for.
+    first = torch.full_like(every, len(touched))
+    place = torch.searchsorted(every, touched)
+    first.scatter_reduce_(0, place, torch.arange(len(touched), device=rows.device), "amin")
+    requests: Tensor = every[first.argsort()]
     return (requests[:, None] * next_n + torch.arange(next_n, device=rows.device)).reshape(-1)

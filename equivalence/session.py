@@ -37,6 +37,7 @@ class Session:
         contract: as text; None is each case's own, or strict for a candidate.
         device: where inputs go and the reference runs; None leaves them where they are.
         op: the only op whose case files are judged.
+        require_path: kernels that each call of a candidate must have run.
         required: whether a session without a case fails.
         folder: where failing rows are saved; None saves nothing.
         verdicts: by test.
@@ -49,6 +50,7 @@ class Session:
     contract: str | None = None
     device: str | None = None
     op: str | None = None
+    require_path: tuple[str, ...] = ()
     required: bool = False
     folder: Path | None = None
     verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
@@ -62,6 +64,7 @@ def start(
     contract: str | None,
     device: str | None,
     op: str | None,
+    require_path: Sequence[str],
     require_cases: bool,
     save: str | None,
     root: Path,
@@ -73,6 +76,7 @@ def start(
         contract: as `Contract.parse` reads it.
         device: a torch device by name.
         op: the only op whose case files are judged.
+        require_path: kernels that each call of a candidate must have run.
         require_cases: whether a case must run.
         save: a folder, `off`, or None for FOLDER under `root`.
         root: the root of the project under test.
@@ -96,6 +100,7 @@ def start(
         contract=contract,
         device=device,
         op=op,
+        require_path=tuple(require_path),
         required=require_cases,
         folder=folder,
     )
@@ -126,7 +131,10 @@ def judge_file(session: Session, path: Path) -> None:
     from equivalence import judge, run, saved, store  # noqa: PLC0415 - torch is imported on use
 
     options = run.Options(
-        candidate=session.candidate, contract=session.contract, device=session.device
+        candidate=session.candidate,
+        contract=session.contract,
+        device=session.device,
+        require_path=session.require_path if session.candidate is not None else (),
     )
     (verdict,) = run.over([path], options)
     tell(verdict, session.properties)
@@ -149,6 +157,7 @@ def why(
     name: str | None,
     contract: str | None,
     repeats: int = 1,
+    max_transient: int | None = None,
 ) -> str:
     """The failure message, with the file that holds the failing rows and how to judge it again.
 
@@ -159,6 +168,7 @@ def why(
         name: MODULE:FUNCTION, "" for recorded runs, None where no command can name what was judged.
         contract: the one given as an argument.
         repeats: calls of the candidate.
+        max_transient: bytes a call may hold, where that was asked.
     """
     from equivalence import saved  # noqa: PLC0415 - torch is imported on use
     from equivalence.report import as_text  # noqa: PLC0415 - likewise
@@ -179,6 +189,8 @@ def why(
             contract=contract or "",
             device=session.device or "",
             repeats=repeats,
+            max_transient=max_transient,
+            require_path=session.require_path if name else (),
         )
     return plain.block(as_text.failure(verdict, saved=told, again=again))
 

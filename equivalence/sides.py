@@ -11,7 +11,10 @@ from equivalence import consistent, ops, replay
 from equivalence.candidate import Candidate
 from equivalence.case import Case
 from equivalence.contract import Contract
-from equivalence.verdict import Evidence, Finding, Status
+from equivalence.demands import Demands
+from equivalence.demands import findings as demanded
+from equivalence.receipt import Receipt
+from equivalence.verdict import Evidence, Finding, Memory, Status
 from refimpl.bits import as_int
 
 
@@ -27,6 +30,8 @@ class Side:
             own, of a candidate the ones the case recorded.
         poison: what buffers held before the launch, by output.
         findings: what is already known to be wrong.
+        memory: what the call held; None where nothing was called.
+        paths: the kernels that said they ran.
     """
 
     name: str
@@ -35,6 +40,14 @@ class Side:
     recorded: Tensor | None = None
     poison: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    memory: Memory | None = None
+    paths: tuple[Receipt, ...] = ()
+
+
+def given(case: Case, outputs: Mapping[str, Tensor], name: str) -> Side:
+    """Outputs that somebody else's call gave, as a side of this case."""
+    fitting, findings = _fitting(case, outputs, name)
+    return Side(name=name, outputs=fitting, scores=fitting.get("logits"), findings=findings)
 
 
 def recorded(case: Case) -> list[Side]:
@@ -60,7 +73,13 @@ def recorded(case: Case) -> list[Side]:
 
 
 def called(
-    case: Case, candidate: Candidate, contract: Contract, *, repeats: int = 1, shared: bool = False
+    case: Case,
+    candidate: Candidate,
+    contract: Contract,
+    *,
+    repeats: int = 1,
+    shared: bool = False,
+    demands: Demands | None = None,
 ) -> list[Side]:
     """One side a call of the candidate.
 
@@ -70,6 +89,7 @@ def called(
         contract: what it may do to its inputs.
         repeats: how often.
         shared: whether another implementation is called too, which may use the same buffers.
+        demands: what each call must keep to.
     """
     chains = recorded(case)
     scores = chains[-1].scores if chains else None
@@ -88,6 +108,9 @@ def called(
         )
         if sides and set(side.outputs) != set(sides[0].outputs):
             side = replace(side, findings=(*side.findings, _other_outputs(sides[0], side)))
+        if demands is not None and side.memory is not None:
+            kept = demanded(demands, name, memory=side.memory, paths=side.paths)
+            side = replace(side, findings=(*side.findings, *kept))
         sides.append(replace(side, recorded=scores))
     # What the candidate handed out is its own: it gets its values back.
     for tensor, values in reversed(borrowed):
@@ -126,9 +149,10 @@ def _call(
             run=name,
             reading=outcome.message,
         )
-        return Side(name=name, findings=(failed, *_written(case, outcome, contract, name)))
+        found = (failed, *written(case, outcome, contract, name))
+        return Side(name=name, findings=found, memory=outcome.memory, paths=outcome.paths)
     outputs, findings = _fitting(case, outcome.outputs, name)
-    findings = (*findings, *_written(case, outcome, contract, name))
+    findings = (*findings, *written(case, outcome, contract, name))
     poisoned = {stage: _holds(tensor, which=0) for stage, tensor in outputs.items()}
     seen = any(poisoned.values())
     if copy or seen:
@@ -151,6 +175,8 @@ def _call(
         scores=outputs.get("logits"),
         poison=poison,
         findings=findings,
+        memory=outcome.memory,
+        paths=outcome.paths,
     )
 
 
@@ -218,7 +244,7 @@ def _misfit(stage: str, rule: str, run: str, want: str, got: str) -> Finding:
     )
 
 
-def _written(
+def written(
     case: Case, outcome: replay.Outcome, contract: Contract, run: str
 ) -> tuple[Finding, ...]:
     """Inputs a call changed where its contract does not let it."""

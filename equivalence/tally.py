@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from equivalence.checks.rows import UNDECIDED, Decided, failing, name, tally
-from equivalence.verdict import RULES, Finding, Run, Stage, Status
+from equivalence.receipt import Receipt
+from equivalence.verdict import RULES, Finding, Memory, Run, Stage, Status
 
 KEPT = 8
 """Findings kept of each rule and stage; all are counted."""
@@ -68,6 +69,8 @@ class RunTally:
     findings: list[Finding] = field(default_factory=list)
     stages: defaultdict[str, StageTally] = field(default_factory=lambda: defaultdict(StageTally))
     blame: Counter[str] = field(default_factory=Counter)
+    memory: Memory | None = None
+    paths: tuple[Receipt, ...] = ()
 
     def run(self) -> Run:
         """What it came to."""
@@ -77,4 +80,6 @@ class RunTally:
             stages={stage: tally.stage() for stage, tally in self.stages.items()},
             findings=tuple(told),
             blame=dict(self.blame),
+            memory=self.memory,
+            paths=self.paths,
         )

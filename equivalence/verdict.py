@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
 
+from equivalence.receipt import Receipt
+
 RULES = (
     "invalid-record",
     "crash",
@@ -37,6 +39,7 @@ RULES = (
     "nondeterminism",
     "diverged",
     "reference-drift",
+    "over-budget",
 )
 
 
@@ -140,6 +143,25 @@ def merge(stages: Iterable[Stage]) -> Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that one call held beyond its inputs.
+
+    Attributes:
+        transient: most that was alive at once, beyond the outputs.
+        retained: what stayed alive after the call, beyond the outputs.
+        outputs: the storage of the outputs.
+        reserved: most that the caching allocator took from the device for it; None without one.
+        how: what counted.
+    """
+
+    transient: int
+    retained: int
+    outputs: int
+    reserved: int | None
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One launch chain judged: a recorded entry, or one call of the candidate.
 
@@ -148,12 +170,16 @@ class Run:
         stages: by output.
         findings: the first few of each rule and stage; `Stage.rules` counts all of them.
         blame: of the rows whose picks are wrong: where the fault began, by count.
+        memory: what the call held; None for recorded runs.
+        paths: the kernels that said they ran.
     """
 
     name: str
     stages: Mapping[str, Stage]
     findings: tuple[Finding, ...] = ()
     blame: Mapping[str, int] = field(default_factory=dict)
+    memory: Memory | None = None
+    paths: tuple[Receipt, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,8 @@ class PlanStyle:
             padding of a row out.
         least_width: columns counted at least.
         row_quantum: rows of a chunk are floored to a multiple, never below one.
+        quantum_heads: query heads of one quantum, where it follows the heads of a row: of H
+            heads it is quantum_heads // H rows, at least one. 0 where it does not.
         unsplit_below: a launch of fewer scores is one chunk, whatever the budget.
         budget_bytes: the default budget; None where it is a share of free memory, so that a
             record must keep the one really used.
@@ -100,6 +102,7 @@ class PlanStyle:
     width_multiple: int = 1
     least_width: int = 0
     row_quantum: int = 1
+    quantum_heads: int = 0
     unsplit_below: int = 0
     budget_bytes: int | None = None
 
@@ -108,8 +111,10 @@ PLAN_STYLES: Final[Mapping[str, PlanStyle]] = MappingProxyType(
     {
         # SGLang 0.5.23 dsa_indexer.py:1624-1626 and mqa_logits_utils.py:71-91
         "dsa": PlanStyle(unsplit_below=8_000_000),
-        # SGLang 0.5.23 dsv4/index_logits.py:54; the quantum is 128 / heads, here of 32 heads
-        "v4.1": PlanStyle(width_multiple=256, row_quantum=4, budget_bytes=2 << 30),
+        # SGLang 0.5.23 dsv4/index_logits.py:54; 4 rows are the quantum of 32 heads
+        "v4.1": PlanStyle(
+            width_multiple=256, row_quantum=4, quantum_heads=128, budget_bytes=2 << 30
+        ),
         # vLLM 0.33.0 v1/attention/backends/mla/indexer.py:1359-1413
         "vllm": PlanStyle(budget_bytes=512 << 20),
         # vLLM 0.33.0 qwen4_exp qsa_select_paged_prefill:579-652
@@ -132,6 +137,7 @@ def chunk_plan(
     style: PlanStyle,
     budget_bytes: int | None = None,
     widest: int | None = None,
+    heads: int | None = None,
 ) -> list[tuple[int, int]]:
     """Half-open row ranges, in order, that an engine scores one after another.
 
@@ -145,6 +151,8 @@ def chunk_plan(
         style: the engine, as in `PLAN_STYLES`.
         budget_bytes: bytes of scores a chunk may take; the style's own when None.
         widest: width of the page table, for a style that pads up to it.
+        heads: query heads of a row, for a style whose quantum follows them; its row_quantum
+            when None.
 
     Raises:
         ValueError: when neither the call nor the style has a budget.
@@ -153,6 +161,8 @@ def chunk_plan(
     if budget is None:
         raise ValueError("this style has no budget of its own: give the budget_bytes it ran with")
     quantum = style.row_quantum
+    if heads is not None and style.quantum_heads:
+        quantum = max(1, style.quantum_heads // heads)
     row_bytes = style.element_bytes * plan_width(columns=columns, style=style, widest=widest)
     launched = -(-rows // quantum) * quantum
     if rows * columns < style.unsplit_below or launched * row_bytes <= budget:

@@ -1,6 +1,7 @@
 """Logits in blocks of rows and columns: what bounds the memory of every scoring function."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,10 +12,30 @@ from refimpl.bits import E4M3
 from refimpl.profiles import Profile
 from refimpl.tensorcore import INSTRUCTIONS, Instruction, canonical_nan
 
-# Cells of [rows, heads, columns] in one block: 2 MiB of fp32, and bounds every intermediate.
-_BLOCK_CELLS = 1 << 19
-_MAX_COLUMNS = 1 << 13
 _MIN_COLUMNS = 1 << 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """How much is scored at once; it bounds every intermediate, and changes no bit.
+
+    Attributes:
+        cells: of [rows, heads, columns].
+        columns: at most.
+    """
+
+    cells: int
+    columns: int
+
+
+# 2 MiB of fp32 stay in a processor's cache; a GPU wants fewer and longer launches.
+TILES = {"cpu": Tile(cells=1 << 19, columns=1 << 13), "cuda": Tile(cells=1 << 22, columns=1 << 16)}
+
+
+def tile_of(device: torch.device) -> Tile:
+    """The tile of a device, by its type."""
+    return TILES.get(device.type, TILES["cpu"])
+
 
 Keys = Callable[[int, int], tuple[Tensor, Tensor | None]]
 
@@ -67,7 +88,7 @@ def logits_block(
 
 
 def row_groups(
-    windows: Sequence[tuple[int, int]], *, head_count: int
+    windows: Sequence[tuple[int, int]], *, head_count: int, cells_most: int = TILES["cpu"].cells
 ) -> Iterator[tuple[int, int, int, int]]:
     """Cut rows into groups whose windows nearly coincide: (first row, end row, first, end column).
 
@@ -83,7 +104,7 @@ def row_groups(
             rows, wide = end + 1 - first, union[1] - union[0]
             more = cells + windows[end][1] - windows[end][0]
             if (
-                rows * max(wide, _MIN_COLUMNS) * head_count > _BLOCK_CELLS
+                rows * max(wide, _MIN_COLUMNS) * head_count > cells_most
                 or 8 * rows * wide > 9 * more
             ):
                 break
@@ -109,9 +130,9 @@ def fill(
     `keys(c0, c1)` gives the keys and scales of those columns; `shift` is the column that a row's
     cell 0 stands for. Blocks of rows and columns bound every intermediate.
     """
-    head_count = q.shape[1]
-    for i, end, low, high in row_groups(windows, head_count=head_count):
-        width = min(_MAX_COLUMNS, max(1, _BLOCK_CELLS // (head_count * (end - i))))
+    head_count, tile = q.shape[1], tile_of(q.device)
+    for i, end, low, high in row_groups(windows, head_count=head_count, cells_most=tile.cells):
+        width = min(tile.columns, max(1, tile.cells // (head_count * (end - i))))
         for c0 in range(low, high, width):
             c1 = min(c0 + width, high)
             k, k_scale = keys(c0, c1)

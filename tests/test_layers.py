@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CHECKS = ("bitwise", "pages", "topk")
+CHECKS = ("bitwise", "pages", "plans", "topk")
 
 
 def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
@@ -61,6 +61,8 @@ def breaches(root: Path) -> list[str]:
             "imports are absolute": "." in used,
             "reports decide nothing": name.startswith("equivalence.report.")
             and {"equivalence.judge", "equivalence.blocks", "torch"} & used,
+            "only engines name kernels": not name.startswith("equivalence.engines")
+            and {"deep_gemm", "sgl_kernel"} & outside,
         }
         found += [f"{name}: {rule}" for rule, broken in rules.items() if broken]
     return found
@@ -87,6 +89,7 @@ def test_no_module_breaks_an_import_rule() -> None:
             "checks never import each other",
         ),
         ("equivalence/checks/topk.py", "from . import rows", "imports are absolute"),
+        ("equivalence/ab.py", "import deep_gemm", "only engines name kernels"),
         (
             "equivalence/report/as_text.py",
             "from equivalence.judge import check",

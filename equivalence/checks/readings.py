@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from refimpl import topk
+from equivalence.checks.rows import listing
+from refimpl import bits, topk
 
 
 def of_set(*, missing: int, below: int, surplus_ties: int, need: int, signed_zeros: bool) -> str:
@@ -36,6 +37,7 @@ def of_slots(
     row: int,
     start: int,
     picks: Tensor,
+    want: Tensor,
     scores: Tensor,
     column: int,
     visible: int,
@@ -48,32 +50,134 @@ def of_slots(
         row: its number.
         start: the window's first column of the concatenated K.
         picks: int64 [n] picked columns relative to the window.
+        want: int64 [need] the reference's.
         scores: [W] the row's whole buffer.
         column: where the window's first score stands in it.
         visible: scores in the window.
         k: picks a row may hold.
     """
+    window = scores[column : column + visible]
+    stale = _of_stale(picks, window, len(scores) - column)
     if rule == "out-of-window":
         if column == start > 0 and _ranks_from_zero(picks, scores, start, visible, k):
             return f"row {row} ranks from column 0, not from its start {start}"
         moved = picks - start
         if start > 0 and bool(((moved >= 0) & (moved < visible)).all()):
             return f"these are columns of the whole K: the row's start {start} was not subtracted"
-        if bool((picks >= visible).all()):
+        if bool((picks >= visible).all()) and (not stale or _from_base(picks, want, window, k)):
             return "every pick lies past the window: fits another base for the indices"
     if rule == "duplicate" and bool((picks == picks[0]).all()):
         return f"the whole row is column {int(picks[0])}"
-    return ""
+    return stale if rule in ("out-of-window", "pad") else ""
+
+
+def _from_base(picks: Tensor, want: Tensor, window: Tensor, k: int) -> bool:
+    """Whether the picks are a legal row of the window, all moved by one number."""
+    bases = (picks.min() - want.min(), picks.max() - want.max())
+    return any(_legal(picks - base, window, k) for base in bases)
+
+
+def _of_stale(picks: Tensor, window: Tensor, width: int) -> str:
+    """Picks past the window but in its buffer, where the others are the best of the window."""
+    visible = len(window)
+    past = picks[picks >= visible]
+    if not visible or not len(past) or int(past.max()) >= width or int(picks.min()) < 0:
+        return ""
+    keys = bits.order_key(window)
+    picked = torch.zeros_like(keys, dtype=torch.bool)
+    picked[picks[picks < visible]] = True
+    few, most = keys[picked], keys[~picked]
+    if len(few) and len(most) and int(most.max()) > int(few.min()):
+        return ""
+    where = listing(past.sort().values.tolist())
+    columns = f"column {where}" if len(past) == 1 else f"columns {where}"
+    sees = "1 visible column" if visible == 1 else f"{visible:,} visible columns"
+    rest = "; the other picks are its best" if len(few) else ""
+    return f"reads past its {sees}: {columns}, as when a stale workspace column is ranked{rest}"
+
+
+def _legal(at: Tensor, window: Tensor, k: int) -> bool:
+    """Whether these are the columns of a legal row of the window."""
+    legal = topk.legal_set(scores=window, k=k)
+    got = torch.zeros_like(legal.must)
+    got[at[(at >= 0) & (at < len(window))]] = True
+    if int(got.sum()) != legal.need:
+        return False
+    return bool((legal.must <= got).all()) and bool((got <= (legal.must | legal.ties)).all())
 
 
 def _ranks_from_zero(picks: Tensor, scores: Tensor, start: int, visible: int, k: int) -> bool:
     """Whether the picks are a legal row of the window that begins at column 0."""
-    legal = topk.legal_set(scores=scores[: start + visible], k=k)
-    for at in (picks + start, picks):
-        got = torch.zeros_like(legal.must)
-        got[at[(at >= 0) & (at < start + visible)]] = True
-        if int(got.sum()) != legal.need:
-            continue
-        if bool((legal.must <= got).all()) and bool((got <= (legal.must | legal.ties)).all()):
-            return True
-    return False
+    window = scores[: start + visible]
+    return any(_legal(at, window, k) for at in (picks + start, picks))
+
+
+def of_tail(filler: str, *, first: int, last: int, n: int) -> str:
+    """The last rows of the call hold nothing.
+
+    Args:
+        filler: "poison", or what fills them, in words.
+        first: the number of the first of them.
+        last: of the last.
+        n: how many there are.
+    """
+    rows = f"rows {first} to {last}" if n > 1 else f"row {last}"
+    one = n == 1
+    what = "never written" if filler == "poison" else f"nothing but {filler}"
+    was = ("was" if one else "were") if filler == "poison" else ("is" if one else "are")
+    short = "one row" if one else f"{n:,} rows"
+    return f"{rows}, the last of the call, {was} {what}: as when the last chunk is {short} short"
+
+
+SHIFTS = {
+    "picks": "holds the picks of",
+    "scores": "holds the scores of",
+    "slots": "holds the slots of",
+    "windows": "sees only what is in the window of",
+    "borrowed": "is ranked by the scores of",
+}
+"""What may be said of one row and another."""
+
+
+def of_shift(
+    words: str, *, row: int, other: int, request: str, by: int, more: int, short: bool
+) -> str:
+    """A row is right for another one.
+
+    Args:
+        words: how, one of SHIFTS.
+        row: its number.
+        other: the number of the other row.
+        request: the other row's request and token in words, or "".
+        by: rows from the other one to this one.
+        more: further wrong rows that fit one likewise.
+        short: whether the row is the last of the call, and the one wrong row of its block.
+    """
+    where = f"row {other} ({request})" if request else f"row {other}"
+    told = f"{SHIFTS[words]} {where}"
+    if more:
+        told = f"row {row} {told}, {_far(by, more)}"
+        # Two rows at one distance show no cause, unless the distance itself does.
+        return told if more == 1 and abs(by) > 1 else f"{told}: as when {_cause(words, by)}"
+    if short and by > 1:
+        return (
+            f"row {row}, the last of the call, {told}: as when the last chunk is one row short"
+            " and the buffer keeps what it held"
+        )
+    return f"row {row} {told}"
+
+
+def _cause(words: str, by: int) -> str:
+    if abs(by) == 1:
+        return "a tail is off by one"
+    if by < 0:
+        return "a view outlives its chunk"
+    borrowed = "a workspace still holds the scores of another chunk"
+    return borrowed if words == "borrowed" else "a chunk forgets its row offset"
+
+
+def _far(by: int, more: int) -> str:
+    """A distance in rows, and how many rows keep it."""
+    rows = "1 row" if abs(by) == 1 else f"{abs(by):,} rows"
+    others = "1 more row" if more == 1 else f"{more:,} more rows"
+    return f"{rows} {'earlier' if by > 0 else 'later'}, and {others} likewise"

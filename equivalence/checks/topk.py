@@ -38,11 +38,7 @@ _LOWEST, _HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 def decide(selection: Selection, picks: Picks) -> Decided:
     """Name every row identical, reordered, tied, or the first rule it breaks."""
-    want = picks.written(selection.want)
-    codes = torch.zeros(len(want), dtype=torch.int8, device=want.device)
-    if not torch.equal(picks.values, want):
-        differ = (picks.values != want).any(1).nonzero()[:, 0]
-        codes[differ] = _name_rows(selection.take(differ), picks.take(differ))
+    codes = name_rows(selection, picks)
     codes[selection.nan] = UNDECIDED
     return Decided(
         codes=codes,
@@ -52,7 +48,17 @@ def decide(selection: Selection, picks: Picks) -> Decided:
     )
 
 
-def _name_rows(selection: Selection, picks: Picks) -> Tensor:
+def name_rows(selection: Selection, picks: Picks) -> Tensor:
+    """The class or rule of every row by its legal set, int8 [B]."""
+    want = picks.written(selection.want)
+    codes = torch.zeros(len(want), dtype=torch.int8, device=want.device)
+    if not torch.equal(picks.values, want):
+        differ = (picks.values != want).any(1).nonzero()[:, 0]
+        codes[differ] = _name_others(selection.take(differ), picks.take(differ))
+    return codes
+
+
+def _name_others(selection: Selection, picks: Picks) -> Tensor:
     """The class or rule of rows that are not the reference's own, int8 [B]."""
     got, contract = picks.values, selection.contract
     relative, pad = picks.relative(), got == picks.pad
@@ -142,7 +148,6 @@ def _explain(selection: Selection, picks: Picks, codes: Tensor, i: int) -> Findi
         return nan_finding(selection, i, stage=picks.stage)
     rule = name(int(codes[i]))
     row, place = int(selection.ids[i]), place_of(selection, i)
-    twin = _row_with_these_picks(selection, picks, i)
     one = torch.tensor([i], device=codes.device)
     selection, picks = selection.take(one), picks.take(one)
     if rule in ("lost-winner", "wrong-tie"):
@@ -151,19 +156,9 @@ def _explain(selection: Selection, picks: Picks, codes: Tensor, i: int) -> Findi
         evidence, reading = _explain_order(selection, picks)
     else:
         evidence, reading = _explain_slots(selection, picks, rule)
-    if twin is not None:
-        reading = f"row {row} holds the picks of row {twin}"
     return Finding(
         stage=picks.stage, rule=rule, row=row, place=place, evidence=evidence, reading=reading
     )
-
-
-def _row_with_these_picks(selection: Selection, picks: Picks, i: int) -> int | None:
-    """Another row of the block whose right picks are what row i holds, as a set."""
-    mine = picks.relative()[i][: selection.k].sort().values
-    match = (selection.want.long().sort(1).values == mine).all(1)
-    match &= (selection.want != selection.want[i]).any(1) & (selection.visible > selection.k)
-    return int(selection.ids[match.nonzero()[0, 0]]) if bool(match.any()) else None
 
 
 def _explain_set(selection: Selection, picks: Picks) -> tuple[tuple[Evidence, ...], str]:
@@ -281,6 +276,7 @@ def _explain_slots(
         row=int(selection.ids[0]),
         start=int(selection.start[0]),
         picks=relative[valid],
+        want=selection.want[0][selection.want[0] != topk.PAD].long(),
         scores=selection.scores[int(selection.at[0])],
         column=int(selection.column[0]),
         visible=visible,

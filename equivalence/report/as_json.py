@@ -8,7 +8,18 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
-from equivalence.verdict import Coverage, Evidence, Finding, Run, Stage, Status, Verdict, run_status
+from equivalence.receipt import Receipt
+from equivalence.verdict import (
+    Coverage,
+    Evidence,
+    Finding,
+    Memory,
+    Run,
+    Stage,
+    Status,
+    Verdict,
+    run_status,
+)
 
 SCHEMA = 1
 _PACKAGES = ("indexer-equivalence", "torch", "numpy", "safetensors")
@@ -67,6 +78,8 @@ def _run(run: Run) -> dict[str, Any]:
         "stages": {name: _stage(stage) for name, stage in run.stages.items()},
         "blame": dict(run.blame),
         "findings": len(run.findings),
+        "memory": None if run.memory is None else asdict(run.memory),
+        "paths": [{**asdict(receipt), "rows": list(receipt.rows)} for receipt in run.paths],
     }
 
 
@@ -112,6 +125,8 @@ def verdict_of(data: Mapping[str, Any]) -> Verdict:
                 stages={name: _stage_of(stage) for name, stage in run["stages"].items()},
                 findings=tuple(map(_finding_of, islice(findings, run["findings"]))),
                 blame=run["blame"],
+                memory=None if run["memory"] is None else Memory(**run["memory"]),
+                paths=tuple(Receipt(**{**r, "rows": tuple(r["rows"])}) for r in run["paths"]),
             )
             for run in data["runs"]
         ),

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from equivalence.verdict import Evidence, Finding, Run, Stage, Status, Verdict
+from equivalence.receipt import Receipt
+from equivalence.units import many, size
+from equivalence.verdict import Evidence, Finding, Memory, Run, Stage, Status, Verdict
 
 _ROWS = 3
 _CLASSES = ("identical", "reordered", "tied", "open", "undecided", "different")
@@ -53,7 +55,22 @@ def _run(run: Run, *, named: bool) -> list[str]:
     blamed = [f"the {where} in {many(n, 'row')}" for where, n in run.blame.items() if n]
     if blamed:
         lines.append(f"  the fault began in {', in '.join(blamed)}")
-    return lines
+    return lines + [f"  ran       {path(receipt)}" for receipt in run.paths]
+
+
+def path(receipt: Receipt) -> str:
+    """A kernel that ran: its name, version and arch, how often, with how many rows."""
+    name = " ".join(filter(None, [receipt.kernel, receipt.version, receipt.arch]))
+    settings = ", ".join(f"{key}={value}" for key, value in sorted(receipt.arguments.items()))
+    rows = " ".join(f"{count:,}" for count in receipt.rows)
+    told = f"{many(receipt.calls, 'call')} of {rows} rows"
+    return "   ".join(filter(None, [name, told, settings]))
+
+
+def memory(held: Memory) -> str:
+    """What a call held."""
+    reserved = "" if held.reserved is None else f", {size(held.reserved)} reserved"
+    return f"{size(held.transient)} transient, {size(held.retained)} retained{reserved}"
 
 
 def _told(run: Run) -> list[Finding]:
@@ -108,6 +125,10 @@ def case_lines(verdict: Verdict, *, width: int = 0) -> str:
         for name in names
     ]
     parts += [f"{'control':<15} {_control(n, c)}" for n, c in verdict.control.items()]
+    for run in verdict.runs[:1]:
+        parts += [f"{'ran':<15} {path(receipt)}" for receipt in run.paths]
+        if run.memory is not None and run.paths:
+            parts.append(f"{'memory':<15} {memory(run.memory)}")
     if verdict.note:
         parts.append(verdict.note)
     elif not names and verdict.findings:
@@ -181,8 +202,3 @@ def _allowed(cases: Sequence[Verdict], rows: Mapping[str, int]) -> str:
     names = sorted({verdict.allowed_by for verdict in cases if verdict.allowed_by})
     by = f", allowed by {' and '.join(names)}" if names else ""
     return f" ({', '.join(used)}{by})"
-
-
-def many(count: int, noun: str) -> str:
-    """A counted noun: 1 row, 2 rows."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

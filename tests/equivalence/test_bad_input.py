@@ -17,6 +17,7 @@ from tiny import ints
 from equivalence import cli, judge, ops
 from equivalence.candidate import Candidate
 from equivalence.case import Case, Space
+from equivalence.commands import common
 from equivalence.planted.reference import right_outputs
 from equivalence.verdict import Status
 
@@ -268,14 +269,14 @@ def test_a_bad_file_is_undecided_in_one_line_and_the_others_are_judged(
     status = {case["case"]: case["status"] for case in told["cases"]}
     bad = next(case for case in told["cases"] if case["case"] == "bad")
     sentences = [finding["reading"] for finding in bad["findings"]]
-    assert (code, status, err) == (cli.UNDECIDED, {"bad": "UNDECIDED", "good": "EQUAL"}, "")
+    assert (code, status, err) == (common.UNDECIDED, {"bad": "UNDECIDED", "good": "EQUAL"}, "")
     assert [finding["rule"] for finding in bad["findings"]] == ["invalid-record"]
     assert [s.replace(f"{path}: ", "") for s in sentences] == [golden("bad_files.txt")[name]]
     assert out.replace("\n", "").isprintable()
 
     code, out, err = run(capsys, "lint", folder)
     lines = out.splitlines()
-    assert (code, err, len(lines)) == (cli.DIFFERENT, "", 2)
+    assert (code, err, len(lines)) == (common.DIFFERENT, "", 2)
     assert lines[0].startswith(f"{path}: ")
     assert lines[0].isprintable()
 
@@ -288,7 +289,7 @@ def test_show_says_what_is_wrong_and_exits_2(
     path = tmp_path / "bad.safetensors"
     FILES[name](path)
     code, out, err = run(capsys, "show", path)
-    assert code == (cli.EQUAL if name == "arithmetic of other" else cli.USAGE)
+    assert code == (common.EQUAL if name == "arithmetic of other" else common.USAGE)
     assert (out + err).replace("\n", "").isprintable()
     assert "internal error" not in err
 
@@ -381,7 +382,7 @@ def test_lint_names_the_broken_row(
     case, row = ROWS[name]
     path = tiny.put(tmp_path, replace(case, recorded=(), name="bad"))
     code, out, _ = run(capsys, "lint", tmp_path)
-    assert code == cli.DIFFERENT
+    assert code == common.DIFFERENT
     assert out.splitlines()[0] == f"{path}: row {row}: {golden('bad_rows.txt')[name]}"
 
 

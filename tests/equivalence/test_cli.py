@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from equivalence import cli, run
 from equivalence.case import Case
+from equivalence.commands import common
 
 Tell = Callable[..., tuple[int, str, str]]
 
@@ -62,9 +63,9 @@ USAGE = {
     "replay CASES --repeats 0": "Invalid value for '--repeats': 0 is not in the range x>=1.",
     "replay CASES --repeats 2": "--repeats calls a candidate again: name one with --candidate",
     "replay CASES --rows 4": "row 4 of tiny: it has 4 rows, from 0 on",
-    "replay CASES --rows 1,x": "--rows 1,x: it is row numbers with commas, as in --rows 3,17",
-    "replay CASES --rows -1": "--rows -1: it is row numbers with commas, as in --rows 3,17",
-    "replay CASES --rows ²": "--rows ²: it is row numbers with commas, as in --rows 3,17",
+    "replay CASES --rows 1,x": "--rows 1,x: it is whole numbers with commas, as in --rows 3,17",
+    "replay CASES --rows -1": "--rows -1: it is whole numbers with commas, as in --rows 3,17",
+    "replay CASES --rows ²": "--rows ²: it is whole numbers with commas, as in --rows 3,17",
     "replay CASES --device gpu\x1b": "device 'gpu\\x1b': ",
     "replay CASES --device meta": "device 'meta': ",
     "replay CASES --json no/such/out.json": "--json no/such/out.json: there is no folder no/such",
@@ -98,7 +99,7 @@ def test_wrong_use_is_one_sentence_before_anything_is_judged(
     (work / "raises_at_import.py").write_text(r"raise ValueError('odd\n\x1b[2J')", encoding="utf-8")
     monkeypatch.chdir(work)
     code, out, err = tell(*line.replace("CASES", "cases").split(" "))
-    assert (code, out) == (cli.USAGE, "")
+    assert (code, out) == (common.USAGE, "")
     assert err.startswith(f"equivalence: {USAGE[line]}")
     assert err.removesuffix("\n").isprintable()
 
@@ -107,16 +108,16 @@ def test_a_name_too_long_is_wrong_use(folder: Path, tell: Tell) -> None:
     """The system's own words, exit 2."""
     long = "x" * 5000
     assert tell("replay", long)[::2] == (
-        cli.USAGE,
+        common.USAGE,
         f"equivalence: {'x' * 400}... (5,000 characters) cannot be searched: File name too long\n",
     )
-    assert tell("replay", folder, "--json", f"{long}/y")[0] == cli.USAGE
+    assert tell("replay", folder, "--json", f"{long}/y")[0] == common.USAGE
 
 
 def test_a_good_case_is_a_counted_sentence(folder: Path, tell: Tell) -> None:
     """Exit 0, nothing on stderr."""
     code, out, err = tell("replay", folder)
-    assert (code, err) == (cli.EQUAL, "")
+    assert (code, err) == (common.EQUAL, "")
     assert "all equal" in out
 
 
@@ -132,7 +133,7 @@ def test_json_on_stdout_is_nothing_but_json(folder: Path, tell: Tell) -> None:
 def test_json_may_go_to_a_file(folder: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file holds what stdout would; a full disk is one sentence."""
     target = folder.parent / "out.json"
-    assert tell("replay", folder, "--json", target)[0] == cli.EQUAL
+    assert tell("replay", folder, "--json", target)[0] == common.EQUAL
     assert json.loads(target.read_text(encoding="utf-8"))["status"] == "EQUAL"
 
     def full(*_: object, **__: object) -> None:
@@ -141,7 +142,7 @@ def test_json_may_go_to_a_file(folder: Path, tell: Tell, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "write_text", full)
     code, _, err = tell("replay", folder, "--json", target)
     assert (code, err) == (
-        cli.USAGE,
+        common.USAGE,
         f"equivalence: --json {target}: No space left on device\n",
     )
 
@@ -153,9 +154,9 @@ def test_a_difference_exits_1_with_a_command_to_run_again(tmp_path: Path, tell: 
     path = tiny.put(tmp_path, tiny.topk("a b", recorded=({"raw_indices": picks},)))
     code, out, _ = tell("replay", path, "--contract", "strict")
     again = f"equivalence replay '{path}' --contract strict --rows 1"
-    assert code == cli.DIFFERENT
+    assert code == common.DIFFERENT
     assert again in out
-    assert tell("replay", path, "--rows", "0,2", "--contract", "strict")[0] == cli.EQUAL
+    assert tell("replay", path, "--rows", "0,2", "--contract", "strict")[0] == common.EQUAL
 
 
 def test_a_run_without_a_row_that_selects_is_undecided(tmp_path: Path, tell: Tell) -> None:
@@ -168,14 +169,14 @@ def test_a_run_without_a_row_that_selects_is_undecided(tmp_path: Path, tell: Tel
         name="pages",
     )
     tiny.put(tmp_path, case)
-    assert tell("replay", tmp_path)[0] == cli.EQUAL
+    assert tell("replay", tmp_path)[0] == common.EQUAL
     short = tiny.topk(params={"k": 40}, recorded=())
     picks = torch.full((4, 40), -1, dtype=torch.int32)
     for row, visible in enumerate((32, 28, 4, 0)):
         picks[row, :visible] = torch.arange(visible)
     tiny.put(tmp_path / "short", tiny.topk(params={"k": 40}, recorded=({"raw_indices": picks},)))
     assert short.params == {"k": 40}
-    assert tell("replay", tmp_path / "short")[0] == cli.UNDECIDED
+    assert tell("replay", tmp_path / "short")[0] == common.UNDECIDED
 
 
 def test_names_that_would_steer_a_terminal_are_escaped(tmp_path: Path, tell: Tell) -> None:
@@ -197,7 +198,7 @@ def test_a_name_that_is_no_text_is_one_line(folder: Path, tell: Tell) -> None:
     """A file name that is no UTF-8 is escaped, and its neighbour is judged."""
     tiny.put(folder, tiny.topk("b")).rename(folder / "b\udcff.safetensors")
     code, out, err = tell("replay", folder)
-    assert (code, err) == (cli.UNDECIDED, "")
+    assert (code, err) == (common.UNDECIDED, "")
     assert "b\\udcff" in out
     assert "1 equal" in out
 
@@ -225,7 +226,7 @@ def test_a_fault_of_our_own_is_exit_4(
 
     monkeypatch.setattr(run, "over", fail)
     code, out, err = tell("replay", folder)
-    assert (code, out) == (cli.FAILED, "")
+    assert (code, out) == (common.FAILED, "")
     assert err == (
         "equivalence: internal error: KeyError: 'x\\x1b'; this is a bug here,"
         " `--debug` prints where\n"
@@ -245,7 +246,7 @@ def test_a_reader_that_leaves_is_no_traceback(folder: Path) -> None:
         check=False,
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (cli.FAILED, b"")
+    assert (done.returncode, done.stderr) == (common.FAILED, b"")
 
 
 def test_being_stopped_is_said(folder: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +257,7 @@ def test_being_stopped_is_said(folder: Path, tell: Tell, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("bad_candidates.right", interrupt)
     code, _, err = tell("replay", folder, "--candidate", "bad_candidates:right")
-    assert (code, err.strip()) == (cli.USAGE, "equivalence: stopped")
+    assert (code, err.strip()) == (common.USAGE, "equivalence: stopped")
 
 
 def test_a_terminal_gets_a_bar_and_names_are_no_markup(
@@ -271,7 +272,7 @@ def test_a_terminal_gets_a_bar_and_names_are_no_markup(
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with cli._progress(quiet=False) as progress:
+    with common.progress(quiet=False) as progress:
         verdicts = list(run.over([tmp_path], run.Options(), progress=progress))
     assert [verdict.case for verdict in verdicts] == ["[red]"]
 
@@ -285,7 +286,7 @@ def test_shipped_cases_are_known_by_name(tell: Tell, monkeypatch: pytest.MonkeyP
         return []
 
     monkeypatch.setattr(run, "over", over)
-    assert tell("replay", "--shipped")[0] == cli.UNDECIDED
+    assert tell("replay", "--shipped")[0] == common.UNDECIDED
     assert [path.parts[-2:] for path in asked] == [("fixtures", "cases")]
 
 
@@ -305,14 +306,14 @@ def test_recordings_are_imported_one_file_each(
     target = tmp_path / "out" / "plain.safetensors"
     command = ("import", path, "--to", tmp_path / "out", "--set", "k=8")
     assert tell(*command) == (0, f"{target}   ragged_topk   1 launch chain\n", "")
-    assert tell("replay", tmp_path / "out")[0] == cli.EQUAL
+    assert tell("replay", tmp_path / "out")[0] == common.EQUAL
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "mkdir", full)
     sentence = f"equivalence: --to {tmp_path / 'out'}: cannot be written: No space left on device\n"
-    assert tell(*command) == (cli.USAGE, "", sentence)
+    assert tell(*command) == (common.USAGE, "", sentence)
 
 
 def test_the_readme_of_a_folder_is_printed(folder: Path, tell: Tell) -> None:
@@ -327,4 +328,4 @@ def test_lint_counts(folder: Path, tell: Tell) -> None:
     assert tell("lint", folder) == (0, "1 file: no problems\n", "")
     (folder / "bad.safetensors").touch()
     code, out, _ = tell("lint", folder)
-    assert (code, out.splitlines()[-1]) == (cli.DIFFERENT, "2 files: 1 problem")
+    assert (code, out.splitlines()[-1]) == (common.DIFFERENT, "2 files: 1 problem")

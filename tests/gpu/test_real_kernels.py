@@ -1,16 +1,16 @@
 """The real Hopper kernels as candidates, on a machine that has them; elsewhere each test skips."""
 
 import os
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from equivalence import generate, load_cases
-from equivalence.case import Case
+from equivalence.case import JSON, Case
+from equivalence.engines import deepgemm, sglang
 from equivalence.flags import fixtures_dir
 from equivalence.judge import check
 from equivalence.verdict import Status
@@ -32,28 +32,22 @@ def hopper() -> None:
 
 
 @pytest.fixture(scope="module")
-def deep_gemm(hopper: None) -> Any:  # noqa: ANN401 - a module without types
-    """DeepGEMM, of a generation that has `fp8_mqa_logits`."""
+def deep_gemm(hopper: None) -> None:
+    """Skip without a DeepGEMM of a generation that has `fp8_mqa_logits`."""
     del hopper
-    return pytest.importorskip("deep_gemm", reason="sgl-deep-gemm 0.1.4 is not installed")
+    module = pytest.importorskip("deep_gemm", reason="sgl-deep-gemm 0.1.4 is not installed")
+    if not callable(getattr(module, "fp8_mqa_logits", None)):
+        pytest.skip("this deep_gemm has no fp8_mqa_logits; sgl-deep-gemm 0.1.4 has")
 
 
 @pytest.fixture(scope="module")
-def fast_topk(hopper: None) -> Callable[..., Tensor]:
-    """`sgl_kernel::fast_topk` as a candidate of ragged_topk."""
+def fast_topk(hopper: None) -> None:
+    """Skip without `sgl_kernel::fast_topk`."""
     del hopper
-    library = os.environ.get("EQUIVALENCE_SGL_KERNEL", "")
-    if not Path(library).is_file():
-        pytest.skip("EQUIVALENCE_SGL_KERNEL names no sgl_kernel common_ops library")
-    torch.ops.load_library(library)  # type: ignore[no-untyped-call]  # torch has no types here
-
-    def candidate(scores: Tensor, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
-        picks = torch.empty((len(scores), k), dtype=torch.int32, device=scores.device)
-        lengths = row_end - row_start
-        torch.ops.sgl_kernel.fast_topk(scores, picks, lengths, row_start)
-        return picks
-
-    return candidate
+    if not Path(os.environ.get(sglang.LIBRARY, "")).is_file():
+        pytest.importorskip(
+            "sgl_kernel", reason=f"{sglang.LIBRARY} names no sgl_kernel common_ops library"
+        )
 
 
 def test_the_shipped_cases_are_judged_alike_on_the_device(hopper: None) -> None:
@@ -85,20 +79,14 @@ def test_the_compiled_chain_has_the_models_bits_on_the_device(hopper: None) -> N
 @pytest.mark.parametrize("heads", [32, 64])
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_deepgemm_dense_logits_have_the_reference_bits(
-    deep_gemm: Any,  # noqa: ANN401 - a module without types
+    deep_gemm: None,
     heads: int,
     head_dim: int,
     *,
     tie_rich: bool,
 ) -> None:
     """Inside and outside the windows, for every head count and width the kernel takes."""
-
-    def candidate(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, **rows: Tensor) -> Tensor:
-        keys = (k, k_scale)
-        row_start, row_end = rows["row_start"], rows["row_end"]
-        logits = deep_gemm.fp8_mqa_logits(q, keys, weights, row_start, row_end, clean_logits=True)
-        return Tensor(logits)
-
+    del deep_gemm
     case = generate.mqa_logits(
         heads + head_dim,
         tie_rich=tie_rich,
@@ -107,33 +95,31 @@ def test_deepgemm_dense_logits_have_the_reference_bits(
         heads=heads,
         head_dim=head_dim,
     )
+    candidate = partial(deepgemm.mqa_logits, clean_logits=True)
     verdict = check(case, candidate, contract="dead=-inf", device="cuda", repeats=2)
     assert verdict.status is Status.EQUAL, verdict.findings
 
 
+@pytest.mark.parametrize("width", [4096, 5000])
+def test_deepgemm_row_relative_logits_have_the_reference_bits(deep_gemm: None, width: int) -> None:
+    """The compressed form of the dense kernel; its receipt says so."""
+    del deep_gemm
+    params: dict[str, JSON] = {"columns": "row-relative", "width": width}
+    case = replace(generate.mqa_logits(7, k=256, columns=4096), params=params)
+    verdict = check(case, deepgemm.mqa_logits, device="cuda")
+    assert verdict.status is Status.EQUAL, verdict.findings
+    ((way,),) = [run.paths for run in verdict.runs]
+    assert (way.kernel, way.arch, bool(way.version)) == ("deep_gemm.fp8_mqa_logits", "sm90", True)
+    assert way.arguments == {"columns": "row-relative", "clean_logits": False}
+
+
 @pytest.mark.parametrize("heads", [32, 64])
 def test_deepgemm_paged_logits_have_the_reference_bits(
-    deep_gemm: Any,  # noqa: ANN401 - a module without types
+    deep_gemm: None,
     heads: int,
 ) -> None:
     """Two query tokens a request, pages of 64."""
-
-    def candidate(
-        q: Tensor,
-        kv_cache: Tensor,
-        weights: Tensor,
-        context_lens: Tensor,
-        block_table: Tensor,
-        **_: Any,  # noqa: ANN401 - params
-    ) -> Tensor:
-        pages = kv_cache.view(len(kv_cache), 64, 1, -1)
-        plan = deep_gemm.get_paged_mqa_logits_metadata(context_lens, 64, deep_gemm.get_num_sms())
-        width = block_table.shape[1] * 64
-        logits = deep_gemm.fp8_paged_mqa_logits(
-            q, pages, weights, context_lens, block_table, plan, width, clean_logits=False
-        )
-        return Tensor(logits)
-
+    del deep_gemm
     layer = generate.decode_indexer(heads, topk=128, heads=heads, page_size=64)
     case = Case(
         op="paged_mqa_logits",
@@ -141,23 +127,25 @@ def test_deepgemm_paged_logits_have_the_reference_bits(
         params={"page_size": 64},
         arithmetic="deep_gemm.sm90",
     )
-    verdict = check(case, candidate, device="cuda")
+    verdict = check(case, deepgemm.paged_mqa_logits, device="cuda")
     assert verdict.status is Status.EQUAL, verdict.findings
 
 
 @pytest.mark.parametrize("tie_rich", [True, False])
 def test_fast_topk_keeps_its_contract_where_its_bucket_holds(
-    fast_topk: Callable[..., Tensor], *, tie_rich: bool
+    fast_topk: None, *, tie_rich: bool
 ) -> None:
     """Up to 4,096 equal coarse keys: every run legal, orders and ties its own."""
+    del fast_topk
     scores = generate.Scores(tie_rich=tie_rich)
     case = generate.ragged_topk(5, scores=scores, k=2048, columns=12_288)
-    verdict = check(case, fast_topk, contract=FAST_TOPK, device="cuda", repeats=3)
+    verdict = check(case, sglang.ragged_topk, contract=FAST_TOPK, device="cuda", repeats=3)
     assert verdict.status is Status.EQUAL, verdict.findings
 
 
-def test_fast_topk_loses_winners_on_narrow_scores(fast_topk: Callable[..., Tensor]) -> None:
+def test_fast_topk_loses_winners_on_narrow_scores(fast_topk: None) -> None:
     """The recorded fault is live: lost-winner in all eight rows."""
+    del fast_topk
     (case,) = load_cases(fixtures_dir() / "cases" / "narrow-scores.safetensors")
-    verdict = check(case, fast_topk, contract=FAST_TOPK, device="cuda")
+    verdict = check(case, sglang.ragged_topk, contract=FAST_TOPK, device="cuda")
     assert dict(verdict.stages["raw_indices"].rules) == {"lost-winner": 8}

@@ -197,6 +197,20 @@ def test_the_quantum_of_v41_follows_its_heads() -> None:
     assert plan == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
 
 
+@pytest.mark.parametrize(
+    ("heads", "step"), [(None, 4), (8, 16), (16, 8), (24, 5), (32, 4), (64, 2), (128, 1), (256, 1)]
+)
+def test_a_plan_told_the_heads_takes_its_quantum_from_them(heads: int | None, step: int) -> None:
+    """128 heads make a quantum in v4.1; a style without such a rule does not look at heads."""
+
+    def first(name: str) -> tuple[int, int]:
+        style = PLAN_STYLES[name]
+        return chunk_plan(rows=100, columns=10, budget_bytes=0, style=style, heads=heads)[0]
+
+    assert first("v4.1") == (0, step)
+    assert first("vllm") == (0, 1)
+
+
 def test_qsa_pads_no_wider_than_the_page_table() -> None:
     """A table of 24 keys caps the 64 columns a QSA row is counted as."""
     style = PLAN_STYLES["qsa"]

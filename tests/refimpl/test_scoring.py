@@ -240,7 +240,7 @@ def test_blocks_bound_every_accumulator() -> None:
     mqa_logits(**many, accumulate=spy)
     visible = 16 * int(many["row_end"].sum())
     assert visible <= asked <= visible * 9 / 8
-    assert max(cells) <= tiles._BLOCK_CELLS
+    assert max(cells) <= tiles.TILES["cpu"].cells
 
 
 def test_the_chain_is_a_seam() -> None:

@@ -1,0 +1,237 @@
+"""docs/results.md, made of the files in benchmarks/results: `python -m benchmarks.results`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "benchmarks" / "results"
+TARGET = ROOT / "docs" / "results.md"
+
+_GIB = 1 << 30
+
+
+def load(part: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """One part of a run on a Hopper GPU; the table's rows come from a file a scenario."""
+    files = sorted(folder.glob(f"hopper-{part}*.json"))
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    first: dict[str, Any] = parts[0]
+    return first | {"rows": [row for each in parts for row in each["rows"]]}
+
+
+def render(folder: Path = FOLDER) -> str:
+    """The whole page."""
+    parts = {name: load(name, folder) for name in ("invariance", "table", "transient", "sweep")}
+    text = _HEAD.format(about="".join(_about(part) for part in parts.values()))
+    for name, make in SECTIONS.items():
+        text += "\n" + make(parts[name])
+    return text + _LIMITS
+
+
+_HEAD = """\
+# Results on a Hopper GPU
+
+Written by `python -m benchmarks.results` from `benchmarks/results/hopper-*.json`,
+which `make gpu` writes on a machine with a Hopper GPU, the kernels and nvcc.
+A test fails when this page and those files part.
+
+| part | commit | device | torch | kernels | references |
+| --- | --- | --- | --- | --- | --- |
+{about}"""
+
+_LIMITS = """
+## What these figures do not say
+
+- Keys, queries and texts are drawn from a seed (`equivalence/scenarios.py`); no model made them,
+  and a real prompt has other ties.
+- One device, one launch at a time: nothing else ran beside it.
+- Times are the best of a few launches, by device events; the judge's own is one launch.
+- "new == original" speaks of every row and slot.
+  Legality is judged by the reference on the sampled rows, and by the original's own logits,
+  which were compared bit for bit, on each further row that differs.
+"""
+
+
+def _about(part: dict[str, Any]) -> str:
+    found = part["provenance"]
+    cells = (
+        part["part"],
+        f"`{found['commit'][:12]}`",
+        found["cuda_device"],
+        found["torch"],
+        found["kernels"],
+        f"`{found['refimpl'][:12]}`",
+    )
+    return _line(cells)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    return _line(head) + _line(["---"] * len(head)) + "".join(map(_line, rows))
+
+
+def _gib(count: float) -> str:
+    return f"{count / _GIB:.2f}"
+
+
+def _invariance(part: dict[str, Any]) -> str:
+    setup = part["setup"]
+    rows = [
+        (
+            f"{row['columns']:,}",
+            " ".join(f"{size:,}" for size in row["chunks"]),
+            row["status"],
+            f"{row['stages']['logits']['compared']:,}",
+            f"{row['stages']['logits']['different']:,}",
+            f"{row['scored_rows']:,} of {row['rows']:,}",
+        )
+        for row in part["rows"]
+    ]
+    head = ("columns", "chunks of", "verdict", "logits by the reference", "different", "rows")
+    return (
+        "## Scoring does not depend on the row count\n\n"
+        f"{setup['rows']:,} rows in one call against the same rows in chunks:\n"
+        "every logit bit for bit, and the whole call against the reference on a sample of rows.\n\n"
+        + _table(head, rows)
+    )
+
+
+def _sweep(part: dict[str, Any]) -> str:
+    rows = [
+        (
+            row["way"],
+            "-" if row["budget"] is None else _gib(row["budget"]),
+            _gib(row["transient"]),
+            f"{row['seconds'] * 1e3:.1f}",
+            f"{row['ratio']:.2f}",
+        )
+        for row in part["rows"]
+    ]
+    columns = part["rows"][0]["columns"]
+    head = ("way", "budget GiB", "transient GiB", "ms", "time / original")
+    return (
+        f"## Budgets\n\n{part['setup']['rows']:,} rows, {columns:,} columns.\n"
+        "Pipelined: two chunks alive, each of half the budget.\n\n" + _table(head, rows)
+    )
+
+
+def _transient(part: dict[str, Any]) -> str:
+    rows = [
+        (
+            f"{row['columns']:,}",
+            name,
+            _gib(way["transient"]),
+            _gib(way["formula"]),
+            "-" if way["reserved"] is None else _gib(way["reserved"]),
+            f"{way['seconds'] * 1e3:.1f}",
+            f"{way['ratio_to_original']:.2f}",
+        )
+        for row in part["rows"]
+        for name, way in row["ways"].items()
+    ]
+    head = (
+        "columns",
+        "way",
+        "transient GiB",
+        "formula GiB",
+        "reserved GiB",
+        "ms",
+        "time / original",
+    )
+    judged = [
+        (
+            f"{row['columns']:,}",
+            f"{row['judged']['rows']:,}",
+            f"{row['judged']['judge_bytes'] / (1 << 20):.0f}",
+            f"{row['judged']['seconds']:.1f}",
+            "; ".join(f"{name} {_counts(run)}" for name, run in row["judged"]["runs"].items()),
+        )
+        for row in part["rows"]
+    ]
+    return (
+        f"## Transient memory of {part['setup']['rows']:,} rows\n\n"
+        f"Scoring and top-k, {part['setup']['heads']} heads of {part['setup']['head_dim']}, "
+        f"k {part['setup']['topk']:,};\n"
+        f"chunks under a budget of {_gib(part['setup']['budget'])} GiB of fp32 logits.\n"
+        "The formula is the plan's own count of its logits.\n\n"
+        + _table(head, rows)
+        + "\nThe judge on a sample of these rows, scored by the reference on the device:\n\n"
+        + _table(("columns", "rows", "judge MiB", "s", "picks"), judged)
+    )
+
+
+def _counts(run: dict[str, Any]) -> str:
+    kinds = ("identical", "reordered", "tied", "different", "undecided")
+    told = ", ".join(f"{run[kind]:,} {kind}" for kind in kinds if run.get(kind))
+    rules = ", ".join(run["rules"])
+    return f"{run['status']}: {told}" + (f" ({rules})" if rules else "")
+
+
+def _compared(part: dict[str, Any]) -> str:
+    setup = part["setup"]
+    tables = ""
+    for view, title in (("slots", "raw slot order"), ("sets", "sets")):
+        rows = [(f"`{row['scenario']}`", *_agreed(row["comparison"], view)) for row in part["rows"]]
+        rows.append(("all", *_summed(part["rows"], view)))
+        titles = (title, "layer-forwards", "new == original", "original == original", "masks equal")
+        tables += _table(titles, rows) + "\n"
+    facts = [
+        (
+            f"`{row['scenario']}`",
+            row["comparison"]["status"],
+            "; ".join(row["comparison"]["why"]) or row["comparison"]["control"],
+            _p(row["comparison"], "slots"),
+            _p(row["comparison"], "sets"),
+            f"{row['comparison']['total']['sampled']:,}",
+            f"{row['comparison']['total']['further']:,}",
+        )
+        for row in part["rows"]
+    ]
+    head = ("scenario", "status", "what it rests on", "p, slots", "p, sets", "sampled", "further")
+    return (
+        "## New against original, and original against itself\n\n"
+        f"One [T, L] call against chunks under {_gib(setup['budget'])} GiB, over {setup['layers']} "
+        f"layers of each ratio ({', '.join(map(str, setup['ratios']))}),\n"
+        f"at least {setup['sample']} rows a layer-forward judged by the reference.\n"
+        "No op publishes masks yet, so that column is empty.\n\n"
+        + tables
+        + "p is the exact one-sided McNemar test on layer-forwards in which only one of the two "
+        "differs;\nit says how far the rates are apart and decides nothing.\n\n"
+        + _table(head, facts)
+    )
+
+
+def _agreed(comparison: dict[str, Any], view: str) -> tuple[str, ...]:
+    each = comparison["total"]["agreement"].get(view, {}).get("all")
+    if each is None:
+        return ("0", "-", "-", "n/a")
+    return (f"{each['forwards']:,}", f"{each['new_equal']:,}", f"{each['control_equal']:,}", "n/a")
+
+
+def _summed(rows: Sequence[dict[str, Any]], view: str) -> tuple[str, ...]:
+    found = [row["comparison"]["total"]["agreement"].get(view, {}).get("all") for row in rows]
+    names = ("forwards", "new_equal", "control_equal")
+    sums = [sum(each[name] for each in found if each) for name in names]
+    return (*(f"{n:,}" for n in sums), "n/a")
+
+
+def _p(comparison: dict[str, Any], view: str) -> str:
+    for test in comparison["evidence"]:
+        if (test["view"], test["stage"]) == (view, "all"):
+            return "-" if test["p"] is None else f"{test['p']:.3g}"
+    return "-"
+
+
+SECTIONS = {
+    "invariance": _invariance,
+    "table": _compared,
+    "transient": _transient,
+    "sweep": _sweep,
+}
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Optimized ways through an indexer layer, shipped as candidates and as originals."""

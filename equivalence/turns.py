@@ -1,0 +1,157 @@
+"""Turns: arms called in random order, each on copies and with random numbers of its own."""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from equivalence import call, memory, receipt, replay, sides
+from equivalence.call import Reading
+from equivalence.candidate import Candidate
+from equivalence.case import Case
+from equivalence.contract import Contract
+from equivalence.demands import Demands
+from equivalence.demands import findings as demanded
+from equivalence.errors import UsageError
+from equivalence.sides import Side
+from equivalence.verdict import Finding, Status
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seat:
+    """What every arm of one live call needs.
+
+    Attributes:
+        case: the call as a case.
+        reading: how it is read as one.
+        like: the function whose arguments name those of all arms.
+        contract: what an arm may do to its inputs.
+        seed: of random numbers.
+        number: of the call.
+    """
+
+    case: Case
+    reading: Reading
+    like: Candidate
+    contract: Contract
+    seed: int
+    number: int
+
+
+def order(arms: Iterable[str], seed: int, number: int) -> list[str]:
+    """The arms in the random order of one call."""
+    names = list(arms)
+    random.Random(f"order {seed} {number}").shuffle(names)  # noqa: S311 - no secret
+    return names
+
+
+@contextmanager
+def own_random(inputs: Mapping[str, Tensor], seed: int, number: int, arm: str) -> Iterator[None]:
+    """Random numbers of an arm's own; those of the CPU and of the inputs' GPUs go on as before."""
+    devices = sorted({each.device.index for each in inputs.values() if each.is_cuda})
+    drawn = random.Random(f"{arm} {seed} {number}").getrandbits(62)  # noqa: S311 - no secret
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(drawn)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(drawn)
+        yield
+
+
+def turn(
+    arm: Candidate,
+    seat: Seat,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    demands: Demands,
+) -> Side:
+    """Call one arm as the engine would; whatever it does but interrupt is its outcome.
+
+    Args:
+        arm: what is called.
+        seat: the call.
+        args: copies of the arguments that are the arm's own.
+        kwargs: likewise.
+        name: of the arm.
+        demands: what the call must keep to.
+    """
+    inputs = seat.case.inputs
+    device = next(iter(inputs.values())).device
+    apart = own_random(inputs, seat.seed, seat.number, name)
+    with receipt.collected() as left, apart, memory.measured(device) as meter:
+        try:
+            result = arm(*args, **kwargs)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except KeyboardInterrupt:
+            raise
+        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+            return _lost(name, "out-of-memory", call.said(error))
+        except BaseException as error:  # noqa: BLE001 - an arm must not reach the engine
+            return _lost(name, "crash", call.said(error))
+    try:
+        side = side_of(seat, args, kwargs, result, name=name)
+    except Exception as error:  # noqa: BLE001 - the result is the arm's own object
+        reading = str(error) if isinstance(error, UsageError) else call.said(error)
+        return _lost(name, "not-compared", reading)
+    held = memory.bytes_of(list(side.outputs.values()), given=tensors((args, kwargs)))
+    taken = meter.of(held)
+    found = demanded(demands, name, memory=taken, paths=left)
+    outputs = {stage: tensor.clone() for stage, tensor in side.outputs.items()}
+    return replace(
+        side,
+        outputs=outputs,
+        scores=outputs.get("logits"),
+        findings=(*side.findings, *found),
+        memory=taken,
+        paths=tuple(left),
+    )
+
+
+def side_of(
+    seat: Seat,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: object,
+    *,
+    name: str,
+) -> Side:
+    """What a call gave and wrote, by the names of the op; nothing is copied.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    case, reading = seat.case, seat.reading
+    outputs = call.outputs_of(reading, result, call.arguments_of(seat.like, args, kwargs))
+    outputs = {stage: replay.plain_of(each) for stage, each in outputs.items()}
+    after, _ = call.inputs_of(reading, seat.like, args, kwargs)
+    mutated = {n: t for n, t in after.items() if not same(t, case.inputs[n])}
+    side = sides.given(case, outputs, name)
+    outcome = replay.Outcome(mutated=mutated)
+    found = sides.written(case, outcome, seat.contract, name)
+    return replace(side, findings=(*side.findings, *found))
+
+
+def tensors(tree: object) -> list[Tensor]:
+    """Every tensor in lists, tuples and dicts of any depth."""
+    return [leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor)]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bits."""
+    pairs = zip(replay.pieces(a), replay.pieces(b), strict=True)
+    return replay.alike(a, b) and all(torch.equal(x, y) for x, y in pairs)
+
+
+def _lost(name: str, rule: str, reading: str) -> Side:
+    """An arm that gave nothing."""
+    found = Finding(
+        stage="candidate", rule=rule, status=Status.UNDECIDED, run=name, reading=reading
+    )
+    return Side(name=name, findings=(found,))

@@ -1,0 +1,154 @@
+"""Weighing: the sides of a job block after block, and what they come to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from equivalence import blocks, compare, control, digest
+from equivalence.blocks import Job
+from equivalence.tally import KEPT, RunTally
+from equivalence.verdict import Coverage, Finding, Run, Status, Verdict, worst
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+Progress = Callable[[int, int], None]
+
+
+def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
+    """Judge block after block, then sum up.
+
+    Args:
+        job: what is judged.
+        verdict: what is known before: the case, the contract.
+        progress: told (rows done, rows in all).
+    """
+    tallies = [
+        RunTally(name=side.name, findings=list(side.findings), memory=side.memory, paths=side.paths)
+        for side in job.sides
+    ]
+    compared: dict[str, Counter[str]] = {}
+    hashed = digest.Rows()
+    anything = any(side.outputs for side in job.sides)
+    unwritten: list[Finding] = []
+    for span in blocks.spans(job) if anything else ():
+        block = blocks.refer(job, span)
+        if block is not None:
+            if block.logits is not None and job.case.reference:
+                hashed.add(block.logits, block.column, block.visible)
+            for side, tally in zip(job.sides, tallies, strict=True):
+                decided = compare.decide(job, block, side)
+                tally.blame.update(compare.blame(job, block, side, decided))
+                for stage, each in decided.items():
+                    tally.stages[stage].add(each, block.names, run=side.name)
+            unwritten += compare.unwritten_scores(job, block) if not unwritten else []
+            control.count_picks(job, block, compared)
+            control.compare_logits(job, block, tallies)
+        progress(span.stop, job.count)
+    runs = [tally.run() for tally in tallies]
+    about = [*_broken(job), *_of_baseline(job), *unwritten, *_drifted(job, hashed)]
+    live = job.live if job.rows is None else job.live[job.rows]
+    about += [*_unscored(job, runs), *_without_picks(job)] if bool(live.any()) else []
+    if about:
+        runs.append(Run(name="record", stages={}, findings=tuple(about)))
+    judged = int(live.sum()) if anything else 0
+    arithmetic = job.case.arithmetic if job.source == "reference" else ""
+    return _sum_up(
+        replace(
+            verdict,
+            runs=tuple(runs),
+            scores=f"{job.source} {arithmetic}".strip(),
+            coverage=Coverage(rows=judged, scored_rows=judged),
+            control={stage: dict(counts) for stage, counts in compared.items()},
+        )
+    )
+
+
+def _broken(job: Job) -> list[Finding]:
+    """Live rows whose metadata cannot be; the others were judged."""
+    told = [
+        Finding(
+            stage="inputs",
+            rule="invalid-record",
+            status=Status.UNDECIDED,
+            row=row if job.names is None else int(job.names[row]),
+            reading=sentence,
+        )
+        for row, sentence in sorted(job.windows.broken.items())
+    ]
+    if len(told) > KEPT:
+        rest = Finding(
+            stage="inputs",
+            rule="invalid-record",
+            status=Status.UNDECIDED,
+            reading=f"{len(told) - KEPT:,} more rows are broken",
+        )
+        return [*told[:KEPT], rest]
+    return told
+
+
+def _unscored(job: Job, runs: Sequence[Run]) -> list[Finding]:
+    """Outputs that nothing could judge."""
+    return [
+        Finding(
+            stage=stage,
+            rule="not-compared",
+            status=Status.UNDECIDED,
+            run=run.name,
+            reading="no reference scores: name an arithmetic, or give a baseline that has logits",
+        )
+        for side, run in zip(job.sides, runs, strict=True)
+        for stage in side.outputs
+        if stage not in run.stages and (stage != "logits" or job.source == "none")
+    ]
+
+
+def _without_picks(job: Job) -> list[Finding]:
+    """A layer of which no run gave any picks: that output was never compared."""
+    given = {stage for side in job.sides for stage in side.outputs}
+    if not job.k or given != {"logits"}:
+        return []
+    reading = f"no picks were given: {job.case.op} picks, mqa_logits and its kin only score"
+    return [
+        Finding(stage="raw_indices", rule="not-compared", status=Status.UNDECIDED, reading=reading)
+    ]
+
+
+def _of_baseline(job: Job) -> list[Finding]:
+    """What is wrong with the baseline: nothing may be concluded from it."""
+    findings = () if job.baseline is None else job.baseline.findings
+    return [replace(found, status=Status.UNDECIDED, run="baseline") for found in findings]
+
+
+def _drifted(job: Job, hashed: digest.Rows) -> list[Finding]:
+    """A stored digest that the present reference no longer gives."""
+    told = []
+    whole = job.source == "reference" and job.rows is None and not job.windows.broken
+    now = hashed.result() if whole else {}
+    for stage, got in now.items():
+        want = job.case.reference.get(stage, got)
+        if want != got:
+            told.append(
+                Finding(
+                    stage=stage,
+                    rule="reference-drift",
+                    status=Status.UNDECIDED,
+                    reading=f"the case was stored with reference digest {want}, now it is {got}",
+                )
+            )
+    return told
+
+
+def _sum_up(verdict: Verdict) -> Verdict:
+    """The status of a case from its runs, and a note where it is not plain why."""
+    statuses = [stage.status for run in verdict.runs for stage in run.stages.values()]
+    statuses += [finding.status for run in verdict.runs for finding in run.findings]
+    if not statuses:
+        note = "nothing was compared: the case holds no recorded run and no candidate was given"
+        note = note if verdict.coverage.rows or not verdict.candidate else "nothing was compared"
+        return replace(verdict, status=Status.UNDECIDED, note=note)
+    status, stages = worst(statuses), verdict.stages
+    if status is Status.EQUAL and not any(stage.power for stage in stages.values()):
+        note = f"no power: no row of {', '.join(stages)} had a choice to get wrong"
+        return replace(verdict, status=Status.UNDECIDED, note=note)
+    return replace(verdict, status=status)
