@@ -23,11 +23,11 @@ from equivalence import judge, memory, ops, sample, scenarios, sides
 from equivalence.ab import compare
 from equivalence.case import Case
 from equivalence.contract import Contract
-from equivalence.forwards import Comparison
 from equivalence.invariance import check_row_count
 from equivalence.paths import chunked, parts, pipelined
 from equivalence.report import ab_json, as_table
 from equivalence.verdict import Verdict
+from equivalence.versus.forwards import Comparison
 from refimpl.bits import E4M3
 
 GIB = 1 << 30
@@ -131,8 +131,10 @@ def measure(setup: Setup, way: Layer, case: Case) -> dict[str, Any]:
     with memory.measured(device) as meter:
         outputs = call()
         _finish(device)
-    held = meter.of(memory.bytes_of(outputs.values(), given=case.inputs.values()))
-    del outputs
+    tensors = list(outputs.values())
+    given = case.inputs.values()
+    held = meter.of(memory.bytes_of(tensors, given=given), meter.fresh(tensors))
+    del outputs, tensors
     return {"seconds": min(_seconds(device, call) for _ in range(setup.rounds)), **asdict(held)}
 
 
@@ -289,8 +291,11 @@ def table(setup: Setup) -> Iterator[dict[str, Any]]:
 def _kept(comparison: Comparison) -> dict[str, Any]:
     """What a page of results needs of a comparison, and its text."""
     data = ab_json.as_data(comparison)
-    names = ("status", "why", "arms", "control", "total", "groups", "evidence", "paths", "sample")
-    return {name: data[name] for name in names} | {"text": as_table.text(comparison).splitlines()}
+    names = ("status", "why", "arms", "control", "total", "evidence", "paths", "sample")
+    about = ("place", "rows_to", "columns_to", "forwards", "agreement")
+    groups = [{name: group[name] for name in about} for group in data["groups"]]
+    text = as_table.text(comparison).splitlines()
+    return {name: data[name] for name in names} | {"groups": groups, "text": text}
 
 
 PARTS = {"transient": transient, "sweep": sweep, "invariance": invariance, "table": table}

@@ -50,6 +50,8 @@ _LIMITS = """
 - "new == original" speaks of every row and slot.
   Legality is judged by the reference on the sampled rows, and by the original's own logits,
   which were compared bit for bit, on each further row that differs.
+- `fast_topk` takes its slots in the order of atomic operations, so no layer-forward of 16,384 rows
+  repeats slot by slot; in most some row is cut inside a tie, and then sets differ too.
 """
 
 
@@ -171,14 +173,35 @@ def _counts(run: dict[str, Any]) -> str:
     return f"{run['status']}: {told}" + (f" ({rules})" if rules else "")
 
 
+_LOOKS = (
+    ("slots", "all", "raw slot order"),
+    ("sets", "all", "sets"),
+    ("slots", "logits", "logits"),
+)
+
+
 def _compared(part: dict[str, Any]) -> str:
     setup = part["setup"]
     tables = ""
-    for view, title in (("slots", "raw slot order"), ("sets", "sets")):
-        rows = [(f"`{row['scenario']}`", *_agreed(row["comparison"], view)) for row in part["rows"]]
-        rows.append(("all", *_summed(part["rows"], view)))
+    looks = (
+        ("slots", "all", "raw slot order"),
+        ("sets", "all", "sets"),
+        ("slots", "logits", "logits"),
+    )
+    for view, stage, title in looks:
+        rows = [
+            (f"`{row['scenario']}`", *_forwards(_agreed(row, view, stage))) for row in part["rows"]
+        ]
+        rows.append(("all", *_forwards(_summed(part["rows"], view, stage))))
         titles = (title, "layer-forwards", "new == original", "original == original", "masks equal")
         tables += _table(titles, rows) + "\n"
+    counted = [
+        (f"`{row['scenario']}`", *_rows(_agreed(row, "sets", "raw_indices")))
+        for row in part["rows"]
+    ]
+    counted.append(("all", *_rows(_summed(part["rows"], "sets", "raw_indices"))))
+    head = ("rows of raw_indices", "rows", "new holds another set", "original again does")
+    tables += _table(head, counted) + "\n"
     facts = [
         (
             f"`{row['scenario']}`",
@@ -191,7 +214,7 @@ def _compared(part: dict[str, Any]) -> str:
         )
         for row in part["rows"]
     ]
-    head = ("scenario", "status", "what it rests on", "p, slots", "p, sets", "sampled", "further")
+    about = ("scenario", "status", "what it rests on", "p, slots", "p, sets", "sampled", "further")
     return (
         "## New against original, and original against itself\n\n"
         f"One [T, L] call against chunks under {_gib(setup['budget'])} GiB, over {setup['layers']} "
@@ -201,22 +224,30 @@ def _compared(part: dict[str, Any]) -> str:
         + tables
         + "p is the exact one-sided McNemar test on layer-forwards in which only one of the two "
         "differs;\nit says how far the rates are apart and decides nothing.\n\n"
-        + _table(head, facts)
+        + _table(about, facts)
     )
 
 
-def _agreed(comparison: dict[str, Any], view: str) -> tuple[str, ...]:
-    each = comparison["total"]["agreement"].get(view, {}).get("all")
-    if each is None:
-        return ("0", "-", "-", "n/a")
-    return (f"{each['forwards']:,}", f"{each['new_equal']:,}", f"{each['control_equal']:,}", "n/a")
+Agreement = dict[str, int]
 
 
-def _summed(rows: Sequence[dict[str, Any]], view: str) -> tuple[str, ...]:
-    found = [row["comparison"]["total"]["agreement"].get(view, {}).get("all") for row in rows]
+def _agreed(row: dict[str, Any], view: str, stage: str) -> Agreement:
+    found: Agreement = row["comparison"]["total"]["agreement"][view][stage]
+    return found
+
+
+def _summed(rows: Sequence[dict[str, Any]], view: str, stage: str) -> Agreement:
+    each = [_agreed(row, view, stage) for row in rows]
+    return {name: sum(one[name] for one in each) for name in each[0]}
+
+
+def _forwards(each: Agreement) -> tuple[str, ...]:
     names = ("forwards", "new_equal", "control_equal")
-    sums = [sum(each[name] for each in found if each) for name in names]
-    return (*(f"{n:,}" for n in sums), "n/a")
+    return (*(f"{each[name]:,}" for name in names), "n/a")
+
+
+def _rows(each: Agreement) -> tuple[str, ...]:
+    return tuple(f"{each[name]:,}" for name in ("rows", "new_rows", "control_rows"))
 
 
 def _p(comparison: dict[str, Any], view: str) -> str:

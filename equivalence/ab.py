@@ -1,28 +1,28 @@
 """A/B: an original, the same original again and a candidate on identical inputs, call by call."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from equivalence import judge, ops, replay, sides, turns, windows
-from equivalence.abreast import Rules, abreast, failed
-from equivalence.call import Reading
+from equivalence import judge, ops, sides, windows
 from equivalence.candidate import Candidate, name_of
 from equivalence.case import JSON, Case, held
 from equivalence.contract import Contract, describe
 from equivalence.demands import Demands
 from equivalence.errors import InvalidCase, UsageError
-from equivalence.forwards import AGAIN, CANDIDATE, ORIGINAL, Comparison, Forward, Label
-from equivalence.ledger import About, Ledger
-from equivalence.recorder import Recorder
+from equivalence.live.call import Reading
+from equivalence.live.recorder import Recorder
+from equivalence.live.watch import BASELINE, PLACE, Plan, Shadow, Where
 from equivalence.sample import LEAST
 from equivalence.scenarios import Forward as Made
 from equivalence.sides import Side
-from equivalence.watch import BASELINE, PLACE, Plan, Shadow, Where
+from equivalence.versus import turns
+from equivalence.versus.abreast import Rules, abreast, failed
+from equivalence.versus.forwards import AGAIN, CANDIDATE, ORIGINAL, Comparison, Forward, Label
+from equivalence.versus.ledger import About, Ledger
 
 Progress = Callable[[str, int], None]
 
@@ -46,7 +46,8 @@ def compare(
     Each layer-forward calls the original, the original again and the candidate in random order,
     each with copies of its own, fresh memory poisoned and random numbers of its own.
     All rows of the arms are compared bit for bit. A sample of rows is judged by the reference,
-    and so is each further row where arms differ, there by the original's logits where it gave any.
+    and so is each further row where arms differ, there by the original's logits where it gave any
+    that are right.
 
     Args:
         original: `f(**inputs, **params)` giving a tensor or a mapping of outputs.
@@ -124,10 +125,12 @@ def shadow(
     The caller gets the original's own result, with the values it had when the original returned,
     and the original's own exceptions; nothing else is raised but an interrupt.
     Torch's random numbers on the CPU and on the arguments' GPUs go on as if the original alone
-    had run. On a GPU each compared call waits for the device, and the peak counters of its
-    allocator start again; a kernel that breaks the CUDA context breaks it for the engine too.
+    had run, unless another thread draws meanwhile. On a GPU each compared call waits for the
+    device, and the peak counters of its allocator start again; a kernel that breaks the CUDA
+    context breaks it for the engine too.
     Calls inside a compiled function or from within an arm go straight to the original.
-    What any two calls share besides arguments, as a kernel's own state, is not copied.
+    What any two calls share besides arguments, as a kernel's own state, is not copied, nor is
+    what holds an argument's tensors unless it is a list, tuple, dict or dataclass.
 
     Args:
         original: any callable; a method is wrapped in its class.
@@ -232,7 +235,7 @@ def _one(
                     shared=True,
                     demands=demands if arm == CANDIDATE else None,
                 )
-            _spoil(gave)
+            turns.spoil(gave)
             got[arm] = _renamed(side, arm)
         baseline = got.pop(BASELINE, None)
         return abreast(loaded, got, rules=rules, place=place, baseline=baseline)
@@ -250,14 +253,6 @@ def _heard(arm: Candidate, gave: list[object]) -> Candidate:
     return call
 
 
-def _spoil(gave: Iterable[object]) -> None:
-    """Poison what an arm gave, since the next may hand out the same buffer unwritten."""
-    for tensor in turns.tensors(list(gave)):
-        # Expanded or inference tensors cannot be written; then a stale buffer stays unseen.
-        with suppress(RuntimeError):
-            replay.fill_poison(tensor, 0)
-
-
 def _renamed(side: Side, name: str) -> Side:
     """The side under the name of its arm."""
     found = tuple(replace(each, run=name if each.run else "") for each in side.findings)
@@ -268,8 +263,10 @@ def _rules(contract: Contract | str | None, sample: int, seed: int) -> Rules:
     """How to judge, where that can be.
 
     Raises:
-        UsageError: the contract cannot be read or judged, or the sample is none.
+        UsageError: the contract cannot be read or judged, or a number is out of range.
     """
+    if type(seed) is not int or not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed is {seed!r}; it is a whole number from 0 to 2**63 - 1")
     if type(sample) is not int or sample < 1:
         raise UsageError(f"sample is {sample!r}; it is a number of rows, 1 or more")
     free = Contract() if contract is None else judge.freedoms(contract)

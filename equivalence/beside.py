@@ -13,6 +13,7 @@ from equivalence.checks.neighbours import Form, Neighbours
 from equivalence.checks.pages import Pages
 from equivalence.checks.rows import Decided
 from equivalence.selection import Picks, Selection
+from refimpl import bits
 from refimpl.topk import PAD
 
 _FEWEST, _MOST = 3, 256
@@ -28,13 +29,22 @@ def of_scores(
         inside = block.inside(got)
         held, within = shifted.scores(want, got, inside, poison)
         scored = block.visible > 1
+        shows = scored & (inside & (bits.as_int(got) == bits.as_int(want))).any(1)
         fillers = {"poison": poison, "zeros": 0.0}
         return _around(
             job,
             block,
             forms=(
                 Form(words="scores", holds=held, telling=scored),
-                Form(words="windows", holds=within, telling=scored, fewest=_FEWEST, most=_MOST),
+                Form(
+                    words="windows",
+                    holds=within,
+                    telling=shows,
+                    own=True,
+                    fewest=_FEWEST,
+                    most=_MOST,
+                    loose=True,
+                ),
             ),
             blank={n: ((got == v) | ~inside).all(1) for n, v in fillers.items() if v is not None},
             idle=block.visible == 0,
@@ -65,6 +75,7 @@ def of_picks(
                     telling=telling,
                     fewest=_FEWEST,
                     most=_MOST,
+                    loose=True,
                 ),
                 Form(
                     words="borrowed",

@@ -13,10 +13,14 @@ from equivalence.errors import UsageError
 Candidate: TypeAlias = Callable[..., Any]
 
 
-def load(name: str) -> Candidate:
+def load(name: str, *, role: str = "candidate") -> Candidate:
     """The callable named MODULE:FUNCTION, from the installed packages or the working directory.
 
     `MODULE:FUNCTION,key=value,...` binds keywords to it: whole numbers, true, false, none or text.
+
+    Args:
+        name: of it.
+        role: what messages call it.
 
     Raises:
         UsageError: there is no such module or function, or a setting is no key=value.
@@ -24,8 +28,8 @@ def load(name: str) -> Candidate:
     whole, *settings = name.split(",")
     module, colon, path = whole.partition(":")
     if not colon or not module or not path:
-        raise UsageError(f"candidate {name!r}: it is MODULE:FUNCTION, as in my_kernels:fast_topk")
-    bound = dict(_setting(name, text) for text in settings)
+        raise UsageError(f"{role} {name!r}: it is MODULE:FUNCTION, as in my_kernels:fast_topk")
+    bound = dict(_setting(f"{role} {name!r}", text) for text in settings)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -33,16 +37,16 @@ def load(name: str) -> Candidate:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise UsageError(plain.line(f"candidate {name!r}: {error}")) from error
+        raise UsageError(plain.line(f"{role} {name!r}: {error}")) from error
     except KeyboardInterrupt:
         raise
     # A module that calls sys.exit must not end the run as if it were judged.
     except BaseException as error:
         kind = type(error).__name__
-        sentence = plain.line(f"candidate {name!r}: importing it raised {kind}: {error}")
+        sentence = plain.line(f"{role} {name!r}: importing it raised {kind}: {error}")
         raise UsageError(sentence) from error
     if not callable(found):
-        raise UsageError(f"candidate {name!r}: it is {type(found).__name__}, not callable")
+        raise UsageError(f"{role} {name!r}: it is {type(found).__name__}, not callable")
     if bound:
         return partial(found, **bound)
     return found  # type: ignore[no-any-return]  # any callable may be a candidate
@@ -51,11 +55,11 @@ def load(name: str) -> Candidate:
 _WORDS = {"true": True, "false": False, "none": None}
 
 
-def _setting(name: str, text: str) -> tuple[str, int | bool | str | None]:
+def _setting(what: str, text: str) -> tuple[str, int | bool | str | None]:
     """A keyword and its value."""
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
-        raise UsageError(f"candidate {name!r}: {text!r} is not key=value")
+        raise UsageError(f"{what}: {text!r} is not key=value")
     if value in _WORDS:
         return key, _WORDS[value]
     return key, int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value

@@ -9,12 +9,12 @@ from typing import Any, Self
 import torch
 
 from equivalence import plain
-from equivalence.budget import Budget, Counts
-from equivalence.call import Reading
 from equivalence.candidate import name_of
 from equivalence.case import JSON
 from equivalence.errors import UsageError
-from equivalence.recorder import Recorder
+from equivalence.live.budget import Budget, Counts
+from equivalence.live.call import Reading
+from equivalence.live.recorder import Recorder
 
 __all__ = ("Counts", "Recorded", "Recorder", "record")
 

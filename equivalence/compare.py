@@ -44,7 +44,9 @@ def blame(job: Job, block: Block, side: Side, decided: dict[str, Decided]) -> Co
     for stage, verdict in wrong.items():
         fails = failing(verdict.codes)
         scoring = fails & (own[stage].codes < UNDECIDED)
-        told.update({"scoring": int(scoring.sum()), "selection": int((fails & ~scoring).sum())})
+        # Scores that rank nothing, as NaN, blame nobody.
+        selection = fails & failing(own[stage].codes)
+        told.update({"scoring": int(scoring.sum()), "selection": int(selection.sum())})
         decided[stage] = replace(verdict, explain=_Blamed(verdict, scoring))
     return told
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from equivalence import session
+from equivalence.errors import UsageError
 from equivalence.verdict import Status, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
@@ -93,6 +95,45 @@ class Equivalence:
                 max_transient=max_transient,
             )
             raise_unless_equal(verdict, message=message)
+        return verdict
+
+    def assert_row_count_invariant(
+        self,
+        case: Case,
+        candidate: Candidate | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+        contract: Contract | str | None = None,
+        baseline: Candidate | None = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        repeats: int = 2,
+    ) -> Verdict:
+        """Judge one case as `equivalence.assert_row_count_invariant` does, and count it.
+
+        Raises:
+            UsageError: neither this call nor the session names a candidate.
+        """
+        __tracebackhide__ = True
+        from equivalence import invariance, judge  # noqa: PLC0415 - torch is imported on use
+        from equivalence.report import as_text  # noqa: PLC0415 - likewise
+
+        called = self.session.candidate if candidate is None else candidate
+        if called is None:
+            raise UsageError("row-count invariance of what? give a candidate")
+        verdict = invariance.check_row_count(
+            case,
+            called,
+            rows=rows,
+            contract=self.session.contract if contract is None else contract,
+            baseline=baseline,
+            device=self.session.device if device is None else device,
+            seed=seed,
+            repeats=repeats,
+        )
+        short = invariance.in_short(verdict)
+        session.tell(short, self.session.properties)
+        judge.raise_unless_equal(verdict, message=as_text.failure(short))
         return verdict
 
     def load_cases(self, *paths: Path | str, op: str | None = None) -> list[Case]:

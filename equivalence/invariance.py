@@ -5,20 +5,21 @@ from dataclasses import replace
 
 import torch
 
-from equivalence import judge, ops, schedules, sides, windows
+from equivalence import judge, ops, sides, windows
 from equivalence.candidate import Candidate, name_of
 from equivalence.case import Case, held
 from equivalence.contract import Contract, describe
 from equivalence.errors import InvalidCase, UsageError
-from equivalence.launch import launch_of
-from equivalence.plays import decide, play, run_of
 from equivalence.report import as_text
+from equivalence.rowcount import schedules
+from equivalence.rowcount.launch import launch_of
+from equivalence.rowcount.plays import decide, play, run_of
+from equivalence.rowcount.schedules import Plan
+from equivalence.rowcount.trials import Trial
+from equivalence.rowcount.witness import Suspect, explain, plainness, suspect_of
 from equivalence.sample import LEAST, rows_of
-from equivalence.schedules import Plan
-from equivalence.trials import Trial
 from equivalence.units import many
 from equivalence.verdict import Run, Status, Verdict, merge, worst
-from equivalence.witness import Suspect, explain, plainness, suspect_of
 
 WHOLE = "whole call"
 """The name of the run that is the one call of all rows."""
@@ -58,14 +59,15 @@ def check_row_count(
 
     Returns:
         The verdict: a run for the whole call and one for each schedule. EQUAL where every
-        schedule that can run agrees; its note names those that cannot.
+        schedule that can run agrees and one is of other rows; its note names those that cannot.
 
     Raises:
         UsageError: for a contract that cannot be read or judged, a device that is not there, a
-            baseline of an op that has its scores among the inputs, or a count below 1.
+            baseline of an op that has its scores among the inputs, a count below 1 or a seed
+            below 0.
     """
     free = Contract.parse(contract) if isinstance(contract, str) else contract or Contract()
-    _check_counts(case, baseline, rows, repeats=repeats, sample=sample)
+    _check_counts(case, baseline, rows, seed, repeats=repeats, sample=sample)
     if device is not None:
         judge.check_device(device)
     origin = "default" if contract is None else "argument"
@@ -92,7 +94,7 @@ def check_row_count(
     whole, *record = first.runs
     return replace(
         blank,
-        status=_status(first, runs),
+        status=_status(first, runs, plan),
         note="; ".join(_notes(first, trial, plan, calls, len(runs))),
         scores=first.scores,
         coverage=replace(first.coverage, rows=int(trial.live.sum())),
@@ -159,6 +161,7 @@ def _check_counts(
     case: Case,
     baseline: Candidate | None,
     rows: Sequence[int] | None,
+    seed: int,
     *,
     repeats: int,
     sample: int,
@@ -167,6 +170,8 @@ def _check_counts(
     if not isinstance(case, Case):
         kind = type(case).__name__
         raise UsageError(f"check_row_count wants a Case, not {kind}; load_cases reads files")
+    if type(seed) is not int or not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed is {seed!r}; it is a whole number from 0 to 2**63 - 1")
     for name, count in {"repeats": repeats, "sample": sample}.items():
         if type(count) is not int or count < 1:
             raise UsageError(f"{name} is {count!r}; it is a whole number from 1 on")
@@ -266,11 +271,12 @@ def _explained(trial: Trial, shown: Sequence[Shown]) -> list[Run]:
     return list(runs.values())
 
 
-def _status(first: Verdict, runs: Sequence[Run]) -> Status:
-    """The worst of all; without another call nothing may be concluded."""
+def _status(first: Verdict, runs: Sequence[Run], plan: Plan) -> Status:
+    """The worst of all; without a call of other rows nothing may be concluded."""
     seen = [stage.status for run in runs for stage in run.stages.values()]
     seen += [found.status for run in runs for found in run.findings]
-    return worst([first.status, *(seen or [Status.UNDECIDED])])
+    moved = bool(seen) and any(schedule.moves_rows for schedule in plan.schedules)
+    return worst([first.status, *seen, *([] if moved else [Status.UNDECIDED])])
 
 
 def _notes(first: Verdict, trial: Trial, plan: Plan, calls: int, count: int) -> list[str]:
@@ -286,6 +292,8 @@ def _notes(first: Verdict, trial: Trial, plan: Plan, calls: int, count: int) -> 
         if schedule.unmade:
             made = len(schedule.calls)
             notes.append(f"{schedule.name}: {made:,} of {made + schedule.unmade:,} calls")
+    if count and not any(schedule.moves_rows for schedule in plan.schedules):
+        notes.append("no call of other rows can be made")
     left = [f"{each.name} ({each.reason})" for each in plan.left_out]
     if len(plan.schedules) > count:
         rest = many(len(plan.schedules) - count, "schedule")

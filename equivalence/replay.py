@@ -123,8 +123,10 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
     }
     try:
         named = _named(result, case, mutated)
-        held = meter.of(memory.bytes_of(list(named.outputs.values()), given=inputs.values()))
-        return replace(named, memory=held, paths=tuple(left))
+        tensors = list(named.outputs.values())
+        held = memory.bytes_of(tensors, given=inputs.values())
+        taken = meter.of(held, meter.fresh(tensors))
+        return replace(named, memory=taken, paths=tuple(left))
     except Exception as error:  # noqa: BLE001 - the result is the candidate's own object
         message = f"its result cannot be read: {type(error).__name__}: {_first_line(error)}"
         return Outcome(rule="not-compared", message=message, mutated=mutated)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from equivalence.case import Case
+from equivalence.case import BY_DESIGN, Case
 from equivalence.windows import Windows
 
 LEAST = 256
@@ -19,7 +19,7 @@ def rows_of(
     edges: tuple[int, ...] = (),
     first: Tensor | None = None,
 ) -> Tensor:
-    """At most `count` rows, ascending.
+    """At most `count` rows, ascending; rows that no kernel writes by design only where all fit.
 
     The first and last row of each request, the rows at both sides of each edge, the longest and
     the shortest come first, as far as they take half the sample; then rows of `first`, as far as
@@ -40,14 +40,23 @@ def rows_of(
     if total <= count:
         return torch.arange(total, device=device)
     random = torch.Generator().manual_seed(seed)
+    written = _written(case, total)
     corners = _corners(case, windows, edges).cpu()
-    chosen = _some(corners, count // 2, random)
+    chosen = _some(corners[written[corners]], count // 2, random)
     if first is not None:
-        fresh = first.cpu()[~torch.isin(first.cpu(), chosen)]
+        preferred = first.cpu()[written[first.cpu()]]
+        fresh = preferred[~torch.isin(preferred, chosen)]
         chosen = torch.cat([chosen, _some(fresh, (count - len(chosen)) // 2, random)])
-    shuffled = torch.randperm(total, generator=random)
+    shuffled = torch.randperm(total, generator=random, device="cpu")
+    shuffled = shuffled[written[shuffled]]
     rest = shuffled[~torch.isin(shuffled, chosen)][: count - len(chosen)]
     return torch.cat([chosen, rest]).sort().values.to(device)
+
+
+def _written(case: Case, total: int) -> Tensor:
+    """Rows that a kernel writes, bool [T] in the host's memory."""
+    kinds = torch.zeros(total, device="cpu") if case.row_class is None else case.row_class.cpu()
+    return ~torch.isin(kinds, torch.tensor(BY_DESIGN, device="cpu"))
 
 
 def _corners(case: Case, windows: Windows, edges: tuple[int, ...]) -> Tensor:
@@ -66,4 +75,4 @@ def _some(rows: Tensor, most: int, random: torch.Generator) -> Tensor:
     """At most so many of them."""
     if len(rows) <= most:
         return rows
-    return rows[torch.randperm(len(rows), generator=random)[:most]]
+    return rows[torch.randperm(len(rows), generator=random, device="cpu")[:most]]

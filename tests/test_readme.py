@@ -35,7 +35,7 @@ def example(
     """Run the page's test beside the shipped cases, with a piece of the kernel replaced."""
 
     def run(old: str = "", new: str = "") -> pytest.RunResult:
-        kernel, test, _ = blocks("python")
+        kernel, test, *_ = blocks("python")
         (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
         assert old in kernel
         pytester.makepyfile(my_kernels=kernel.replace(old, new) if old else kernel)
@@ -82,7 +82,7 @@ def test_the_readmes_failure_is_what_a_bfloat16_kernel_gets(
 
 def test_the_readmes_snippet_prints_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     """A case made by hand is judged."""
-    kernel, _, snippet = blocks("python")
+    kernel, _, snippet, *_ = blocks("python")
     names = dict(generate.ragged_topk(1, k=2048, columns=12_288).inputs)
     exec(compile(kernel + snippet, "README.md", "exec"), names)  # noqa: S102 - the page's own code
     assert capsys.readouterr().out == "Status.EQUAL\n"
@@ -99,6 +99,52 @@ def test_the_readmes_replay_is_the_real_one(
     printed = capsys.readouterr().out
     assert f"$ make replay\n{printed}" in README
     assert blocks("text")[0].splitlines()[-1] == printed.splitlines()[-1]
+
+
+def test_the_readmes_bounded_path_is_right_and_keeps_its_memory(pytester: pytest.Pytester) -> None:
+    """The second test on the page judges two generated layers."""
+    pytester.makepyfile(test_bounded=blocks("python")[3])
+    pytester.runpytest_inprocess("test_bounded.py").assert_outcomes(passed=2)
+
+
+def test_the_readmes_bounded_path_fails_where_it_takes_more(pytester: pytest.Pytester) -> None:
+    """A thousandth of the memory is not enough, and that is said."""
+    pytester.makepyfile(test_bounded=blocks("python")[3].replace("64 << 20", "64 << 10"))
+    result = pytester.runpytest_inprocess("test_bounded.py")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*want*transient*at most 64 KiB*"])
+
+
+def test_the_readmes_live_engine_is_compared_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of four calls are compared; the engine gets what it always got."""
+    kernel, *_, live = blocks("python")
+    given = [generate.ragged_topk(seed, k=2048, columns=12_288).inputs for seed in range(4)]
+    names: dict[str, object] = {"batches": [tuple(each.values()) for each in given]}
+    engine = "\n\ndef engine_topk(logits, row_start, row_end, k):\n"
+    engine += "    return fast_topk(logits, row_start, row_end, k)\n\nfused_topk = engine_topk\n"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(kernel + engine + live, "README.md", "exec"), names)  # noqa: S102 - the page's own code
+    assert capsys.readouterr().out == "ab ragged_topk: 2 layer-forwards, EQUAL\n"
+
+
+def test_the_readmes_comparison_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first command of its console ends well."""
+    console = next(block for block in blocks("console") if "equivalence ab" in block)
+    command = console.split("\n$ ")[0].removeprefix("$ equivalence ").replace("\\\n", " ")
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(command.split())
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("ab prefill_indexer: 2 layer-forwards, EQUAL\n")
+
+
+def test_the_readmes_figures_are_those_of_the_results() -> None:
+    """What the page says of the H200 is in docs/results.md."""
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for figure in ("29.80", "207,729", "2,940,928", "207,974", "| 200 | 200 | 200 |"):
+        assert figure in results
+        assert figure in README or figure.startswith("|")
 
 
 def test_the_readmes_tables_are_generated() -> None:

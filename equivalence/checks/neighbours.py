@@ -11,6 +11,11 @@ from equivalence.checks import readings
 from equivalence.checks.rows import Decided, failing
 from equivalence.verdict import Finding, Status
 
+_SIZES = 16
+"""Chunk sizes that are tried."""
+_SHORTEST = 16
+"""Rows of a chunk that is believed to lag."""
+
 Holds = Callable[[Tensor, Tensor], Tensor]
 """(rows int64 [n], others int64 [n], both of the block) -> bool [n]: does one fit the other."""
 
@@ -26,6 +31,8 @@ class Form:
         own: whether it is the wrong row that must be telling, not the one it fits.
         fewest: wrong rows that must fit, one after the other.
         most: where a row fits more others than this, it shows nothing.
+        loose: whether others that are nearly alike fit too: where one of them fits every row, a
+            distance shows nothing.
     """
 
     words: str
@@ -34,6 +41,7 @@ class Form:
     own: bool = False
     fewest: int = 1
     most: int = 16
+    loose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,6 +117,7 @@ def _of_shift(around: Neighbours, wrong: Tensor, i: int, *, fewest: int) -> str:
         request=around.request(row - by),
         by=by,
         more=best[1].rows - 1,
+        steady=best[1].steady,
         short=row == around.last and int(wrong.sum()) == 1,
     )
 
@@ -120,17 +129,20 @@ class Shift:
     Attributes:
         by: rows; positive where the other row comes earlier in the call.
         rows: how many wrong rows, one after the other, fit at this distance, or in chunks.
+        steady: whether they are too many for one chunk of that length, and no chunk that lags
+            behind by its length begins at the first wrong row.
     """
 
     by: int
     rows: int
+    steady: bool = False
 
 
 def shift(ids: Tensor, form: Form, wrong: Tensor, i: int) -> Shift | None:
     """The distance at which row i and the most wrong rows beside it fit, the nearest of equals.
 
-    Chunks are tried too, as long as the rows before the first wrong one: there the distance
-    grows from chunk to chunk.
+    Chunks are tried too, none longer than the rows before the first wrong one: there the
+    distance grows from chunk to chunk.
 
     Args:
         ids: int64 [B] ascending.
@@ -153,14 +165,27 @@ def shift(ids: Tensor, form: Form, wrong: Tensor, i: int) -> Shift | None:
     for by in distances:
         run, others = _run(ids, form, rows, ids[rows] - by, at)
         enough = len(run) >= form.fewest and bool(form.telling[run if form.own else others].any())
-        if enough and (best is None or len(run) > best.rows):
-            best = Shift(by=by, rows=len(run))
-    chunk = int(ids[rows[0]])
-    if chunk > 1 and int(ids[i]) - int(ids[i]) % chunk in distances:
-        run, _ = _run(ids, form, rows, ids[rows] % chunk, at)
-        if len(run) >= 2 * chunk and (best is None or len(run) > best.rows):
-            best = Shift(by=int(ids[i]) - int(ids[i]) % chunk, rows=len(run))
+        if enough and (best is None or len(run) > best.rows) and not _one_fits(form, run, every):
+            lags = abs(by) >= _SHORTEST and int(ids[rows[0]]) % by == 0
+            best = Shift(by=by, rows=len(run), steady=len(run) > abs(by) and not lags)
+    number, first = int(ids[i]), int(ids[rows[0]])
+    # Rows of the first chunk are right, and some of the next one may be so by chance.
+    sizes = [n for n in range(first, 1, -1) if number - number % n in distances]
+    for size in sizes[:_SIZES]:
+        run, _ = _run(ids, form, rows, ids[rows] % size, at)
+        enough = len(run) >= 2 * size and (best is None or len(run) > best.rows)
+        if enough or (best is not None and best.steady and len(run) >= best.rows):
+            best = Shift(by=number - number % size, rows=len(run))
     return best if best is None or best.rows > 1 or len(distances) == 1 else None
+
+
+def _one_fits(form: Form, run: Tensor, every: Tensor) -> bool:
+    """Whether one row fits all of these, the first of those that fit both ends looked at."""
+    if not form.loose or len(run) < form.fewest:
+        return False
+    fits = (form.holds(torch.full_like(every, int(row)), every) for row in (run[0], run[-1]))
+    both = torch.stack([*fits]).all(0).nonzero()[:_SIZES, 0]
+    return any(bool(form.holds(run, torch.full_like(run, int(j))).all()) for j in both)
 
 
 def _run(ids: Tensor, form: Form, rows: Tensor, sought: Tensor, at: int) -> tuple[Tensor, Tensor]:

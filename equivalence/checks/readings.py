@@ -6,6 +6,9 @@ from torch import Tensor
 from equivalence.checks.rows import listing
 from refimpl import bits, topk
 
+_ALIGNED = 64
+"""A workspace has as many columns as the widest row, up to a multiple."""
+
 
 def of_set(*, missing: int, below: int, surplus_ties: int, need: int, signed_zeros: bool) -> str:
     """What a row with the wrong picks looks like.
@@ -57,14 +60,14 @@ def of_slots(
         k: picks a row may hold.
     """
     window = scores[column : column + visible]
-    stale = _of_stale(picks, window, len(scores) - column)
+    stale = _of_stale(picks, window, -(-len(scores) // _ALIGNED) * _ALIGNED)
     if rule == "out-of-window":
         if column == start > 0 and _ranks_from_zero(picks, scores, start, visible, k):
             return f"row {row} ranks from column 0, not from its start {start}"
         moved = picks - start
         if start > 0 and bool(((moved >= 0) & (moved < visible)).all()):
             return f"these are columns of the whole K: the row's start {start} was not subtracted"
-        if bool((picks >= visible).all()) and (not stale or _from_base(picks, want, window, k)):
+        if bool((picks >= visible).all()) and _from_base(picks, want, window, k):
             return "every pick lies past the window: fits another base for the indices"
     if rule == "duplicate" and bool((picks == picks[0]).all()):
         return f"the whole row is column {int(picks[0])}"
@@ -140,7 +143,15 @@ SHIFTS = {
 
 
 def of_shift(
-    words: str, *, row: int, other: int, request: str, by: int, more: int, short: bool
+    words: str,
+    *,
+    row: int,
+    other: int,
+    request: str,
+    by: int,
+    more: int,
+    short: bool,
+    steady: bool = False,
 ) -> str:
     """A row is right for another one.
 
@@ -152,13 +163,15 @@ def of_shift(
         by: rows from the other one to this one.
         more: further wrong rows that fit one likewise.
         short: whether the row is the last of the call, and the one wrong row of its block.
+        steady: whether more rows keep the distance than a chunk of that length has.
     """
     where = f"row {other} ({request})" if request else f"row {other}"
     told = f"{SHIFTS[words]} {where}"
     if more:
         told = f"row {row} {told}, {_far(by, more)}"
         # Two rows at one distance show no cause, unless the distance itself does.
-        return told if more == 1 and abs(by) > 1 else f"{told}: as when {_cause(words, by)}"
+        cause = "" if more == 1 and abs(by) > 1 else _cause(words, by, steady=steady)
+        return f"{told}: as when {cause}" if cause else told
     if short and by > 1:
         return (
             f"row {row}, the last of the call, {told}: as when the last chunk is one row short"
@@ -167,13 +180,16 @@ def of_shift(
     return f"row {row} {told}"
 
 
-def _cause(words: str, by: int) -> str:
+def _cause(words: str, by: int, *, steady: bool) -> str:
+    if words == "windows" and steady:
+        return "a window ends too early" if by > 0 else "a window ends too late"
     if abs(by) == 1:
         return "a tail is off by one"
     if by < 0:
         return "a view outlives its chunk"
-    borrowed = "a workspace still holds the scores of another chunk"
-    return borrowed if words == "borrowed" else "a chunk forgets its row offset"
+    if words == "borrowed":
+        return "a workspace still holds the scores of another chunk"
+    return "" if steady else "a chunk forgets its row offset"
 
 
 def _far(by: int, more: int) -> str:

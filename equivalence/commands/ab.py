@@ -31,6 +31,7 @@ _SAMPLE = 256
 @click.option("--seed", default=_SEED, show_default=True, type=click.IntRange(0))
 @click.option("--original", metavar="MODULE:FUNCTION", help=f"For prefill_indexer {_DEFAULT}.")
 @click.option("--candidate", metavar="MODULE:FUNCTION", required=True, help="What is new.")
+@click.option("--op", help="Only cases of this op.")
 @click.option("--contract", help="What may differ, in every arm: a name, or key=value,...")
 @click.option("--device", help="Where the inputs go and the reference runs.")
 @click.option(
@@ -55,6 +56,7 @@ def ab(  # noqa: PLR0917 - click hands options over by name
     seed: int,
     original: str | None,
     candidate: str,
+    op: str | None,
     contract: str | None,
     device: str | None,
     sample: int,
@@ -70,11 +72,13 @@ def ab(  # noqa: PLR0917 - click hands options over by name
 
     _check(paths, scenario, made=[scale, layers, ratios], targets=[json_to, markdown_to])
     whole = numbers("--ratios", ratios) or numbers("--ratios", _RATIOS) or ()
-    forwards, total, op = _forwards(
-        paths, scenario, scale or _SCALE, layers or _LAYERS, whole, seed, device
+    if op is not None and scenario is not None:
+        raise UsageError("--op chooses among cases, and a scenario is prefill_indexer")
+    forwards, total, found = _forwards(
+        paths, op, scenario, scale or _SCALE, layers or _LAYERS, whole, seed, device
     )
-    if original is None and op != "prefill_indexer":
-        raise UsageError(f"--original is missing: there is none for {op}")
+    if original is None and found != "prefill_indexer":
+        raise UsageError(f"--original is missing: there is none for {found}")
     named = original or _DEFAULT
     again = _again(
         paths,
@@ -87,6 +91,7 @@ def ab(  # noqa: PLR0917 - click hands options over by name
             "--seed": seed or None,
             "--original": original,
             "--candidate": candidate,
+            "--op": op,
             "--contract": contract,
             "--device": device,
             "--sample": sample if sample != _SAMPLE else None,
@@ -99,7 +104,7 @@ def ab(  # noqa: PLR0917 - click hands options over by name
     redirect = redirect_stdout(sys.stderr if quiet else sys.stdout)
     with redirect, progress(quiet=quiet) as tell:
         comparison = compare(
-            load_candidate(named),
+            load_candidate(named, role="original"),
             load_candidate(candidate),
             forwards,
             contract=contract,
@@ -134,12 +139,16 @@ def _check(
         raise UsageError("--scale, --layers and --ratios make a scenario: name one with --scenario")
     for option, target in zip(("--json", "--markdown"), targets, strict=True):
         check_target(option, target)
-    if targets[0] is not None and targets[0] == targets[1]:
+    one, two = (
+        target and (target if target == "-" else Path(target).resolve()) for target in targets
+    )
+    if one is not None and one == two:
         raise UsageError(f"--json and --markdown both write to {targets[0]}")
 
 
 def _forwards(  # noqa: PLR0917 - options, by order
     paths: Sequence[Path],
+    op: str | None,
     scenario: str | None,
     scale: int,
     layers: int,
@@ -158,7 +167,7 @@ def _forwards(  # noqa: PLR0917 - options, by order
         )
         total = scenarios.count(scenario, scale=scale, layers=layers, ratios=ratios)
         return made, total, "prefill_indexer"
-    cases = store.load_cases(*paths)
+    cases = store.load_cases(*paths, op=op)
     found = sorted({case.op for case in cases})
     if len(found) > 1:
         raise UsageError(f"the cases are {' and '.join(found)}: compare those of one op at a time")

@@ -35,7 +35,9 @@ _WIDTH = 16
 @click.option("--contract", help="What may differ: a documented name, or key=value,...")
 @click.option("--device", help="Where the inputs go and the reference runs.")
 @click.option("--rows", metavar="N,N,...", help="Only chunks of so many rows.")
-@click.option("--seed", default=0, show_default=True, type=int, help="Of random schedules.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of random schedules."
+)
 @click.option(
     "--repeats",
     default=2,

@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from equivalence.forwards import Census, Comparison, Forward, Group
 from equivalence.report import as_json
-from equivalence.spread import Spread
+from equivalence.versus.forwards import Census, Comparison, Forward, Group
+from equivalence.versus.spread import Spread
 
 SCHEMA = 1
 _MOST_ROWS = 16

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from equivalence.evidence import McNemar
-from equivalence.forwards import (
+from equivalence.report import as_text
+from equivalence.units import many, size
+from equivalence.verdict import Memory, Status
+from equivalence.versus.evidence import McNemar
+from equivalence.versus.forwards import (
     ALL,
     VIEWS,
     Agreement,
@@ -12,9 +15,6 @@ from equivalence.forwards import (
     Forward,
     Group,
 )
-from equivalence.report import as_text
-from equivalence.units import many, size
-from equivalence.verdict import Memory, Status
 
 _HEAD = ("layer-forwards", "new == original", "original == original", "masks equal")
 _WORDS = {"slots": "raw slot order", "sets": "sets"}

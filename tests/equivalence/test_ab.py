@@ -16,10 +16,14 @@ import tiny
 import torch
 from torch import Tensor
 
-from equivalence import ab, ledger, ops, receipt, scenarios, store, turns
+from equivalence import ab, ops, receipt, scenarios, store
 from equivalence.case import Case
 from equivalence.errors import UsageError
-from equivalence.forwards import (
+from equivalence.live.watch import Shadow
+from equivalence.paths.chunked import chunked, original
+from equivalence.verdict import Status
+from equivalence.versus import ledger, turns
+from equivalence.versus.forwards import (
     AGAIN,
     ALL,
     CANDIDATE,
@@ -30,10 +34,7 @@ from equivalence.forwards import (
     Difference,
     Forward,
 )
-from equivalence.ledger import About, Ledger
-from equivalence.paths.chunked import chunked, original
-from equivalence.verdict import Status
-from equivalence.watch import Shadow
+from equivalence.versus.ledger import About, Ledger
 from refimpl import fast, scoring
 from refimpl.topk import ragged_topk
 
@@ -307,6 +308,41 @@ def test_logits_that_are_wrong_do_not_judge() -> None:
     assert "nondeterminism" not in str(got.failing)
     assert got.arms[ORIGINAL] is Status.DIFFERENT
     assert got.arms[CANDIDATE] is Status.EQUAL
+
+
+def test_logits_that_are_wrong_outside_the_sample_do_not_judge_either() -> None:
+    """Where they find fault the reference is asked, and the original is what it finds wrong."""
+    case, astray = layer(params={"topk": 3}), 30
+    twice = {
+        name: case.inputs[name][:40].repeat(2, *[1] * (case.inputs[name].dim() - 1))
+        for name in ("k", "k_scale")
+    }
+
+    def ties(which: Literal["lowest", "highest"], spoilt: int = 0) -> Callable[..., Any]:
+        def call(*, topk: int, **inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - a candidate's keywords
+            rows = {name: inputs[name] for name in ("row_start", "row_end")}
+            logits = scoring.mqa_logits(**inputs)
+            logits[astray, :spoilt] = logits[astray, :spoilt].flip(0)
+            raw = ragged_topk(scores=logits, **rows, k=topk, order="any", ties=which)
+            return {"logits": logits, "raw_indices": raw} if spoilt else {"raw_indices": raw}
+
+        return call
+
+    got = ab.compare(
+        ties("lowest", 80),
+        ties("highest"),
+        [tiny.swap(case, **twice)],
+        contract=tied.FREE,
+        sample=8,
+    )
+    (one,) = got.forwards
+    assert {name: arm.failing for name, arm in one.arms.items()} == {
+        ORIGINAL: (astray,),
+        AGAIN: (astray,),
+        CANDIDATE: (),
+    }
+    assert one.arms[CANDIDATE].status is Status.EQUAL
+    assert (one.sampled, one.further, len(one.unclassified)) == (8, 1, 51)
 
 
 def test_a_baseline_judges_where_there_is_no_bit_model() -> None:

@@ -11,11 +11,11 @@ import tied
 from torch import Tensor
 
 from equivalence import ab, memory
-from equivalence.forwards import Census, Comparison, Forward
-from equivalence.ledger import About, Ledger
 from equivalence.report import ab_json, as_table
-from equivalence.spread import spread
 from equivalence.verdict import Memory, Status
+from equivalence.versus.forwards import Census, Comparison, Forward
+from equivalence.versus.ledger import About, Ledger
+from equivalence.versus.spread import spread
 
 MESSAGES = Path(__file__).parents[1] / "messages"
 AGAIN = "equivalence ab cases --original tied:fickle --candidate tied:toy"
@@ -38,7 +38,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Comparison:
     What a call holds depends on torch, so it is always the same here.
     """
     held = Memory(transient=73_600, retained=0, outputs=3_200, reserved=None, how="tracked tensors")
-    monkeypatch.setattr(memory.Meter, "of", lambda _meter, _outputs: held)
+    monkeypatch.setattr(memory.Meter, "of", lambda *_: held)
     got = ab.compare(fickle(), tied.toy, tied.forwards(8), contract=tied.FREE)
     return replace(got, original="tied:fickle", calls=9, left_out={"max_bytes": 1})
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import tiny
@@ -16,12 +16,13 @@ import torch
 from tiny import ints
 from torch import Tensor
 
-from equivalence import capture, clones, judge, ops, recorder, store
-from equivalence.budget import Budget, Counts
-from equivalence.call import Reading
+from equivalence import capture, judge, ops, store
 from equivalence.capture import Recorder, record
 from equivalence.case import Case, held
 from equivalence.errors import UsageError
+from equivalence.live import clones, recorder
+from equivalence.live.budget import Budget, Counts
+from equivalence.live.call import Reading
 from equivalence.verdict import Status
 from refimpl.topk import ragged_topk
 
@@ -395,6 +396,20 @@ def test_a_call_that_cannot_be_read_goes_on(tmp_path: Path) -> None:
         {f"{sentence}read raised Odd: no message": 1},
     ]
     assert files(tmp_path) == []
+
+
+def test_a_reader_that_exits_ends_nothing(tmp_path: Path) -> None:
+    """What `read` or `give` raises is counted, sys.exit too."""
+
+    def leaves(*_args: object, **_kwargs: object) -> NoReturn:
+        raise SystemExit(0)
+
+    for reader in ("read", "give"):
+        options: dict[str, Any] = {reader: leaves}
+        recorded = record(topk, op="ragged_topk", to=tmp_path, **options)
+        run(recorded)
+        (reason,) = recorded.counts.left_out
+        assert reason.endswith(f"{reader} raised SystemExit: 0")
 
 
 def test_outputs_that_do_not_fit_the_inputs_are_unreadable(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ USAGE = {
     "ab --scenario cold-8k --ratios 3 --candidate tied:fixed": "ratio 3: it is 1, 2 or 4",
     "ab --scenario cold-8k --ratios x --candidate tied:fixed": "--ratios x: it is whole numbers",
     "ab --scenario cold-8k --scale 0 --candidate tied:fixed": "Invalid value for '--scale'",
-    "ab cases --original tied:nothing --candidate tied:fixed": "candidate 'tied:nothing': module",
+    "ab cases --original tied:nothing --candidate tied:fixed": "original 'tied:nothing': module",
     "ab cases --original tied:fixed --candidate tied:fixed --contract fast": "no documented"
     " contract is named 'fast'",
     "ab cases --original tied:fixed --candidate tied:fixed --device gpu": "device 'gpu': ",
@@ -159,6 +159,8 @@ USAGE = {
     " no/such.md: there is no folder no",
     "ab cases --original tied:fixed --candidate tied:fixed --json - --markdown -": "--json and"
     " --markdown both write to -",
+    "ab cases --original tied:fixed --candidate tied:fixed --json a --markdown ./a": "--json and"
+    " --markdown both write to a",
 }
 
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import batches
 import pytest
 import tiny
 import torch
 
-from equivalence import generate, schedules, trials
+from equivalence import generate, invariance
 from equivalence.case import Case
+from equivalence.contract import Contract
 from equivalence.errors import NotEquivalent, Undecided, UsageError
 from equivalence.invariance import (
     WHOLE,
@@ -20,9 +22,11 @@ from equivalence.invariance import (
     check_row_count,
     in_short,
 )
+from equivalence.planted import paths
 from equivalence.planted.counted import COUNTED, CountedFault, random_ties, right
 from equivalence.planted.reference import right_outputs
 from equivalence.report import as_json, as_text
+from equivalence.rowcount import plays, schedules, trials, witness
 from equivalence.verdict import Status
 
 if TYPE_CHECKING:
@@ -433,6 +437,8 @@ def test_streams_join_their_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sentence", "wrong"),
     {
         "repeats is 0; it is a whole number from 1 on": {"repeats": 0},
+        "seed is -1; it is a whole number from 0 to 2**63 - 1": {"seed": -1},
+        f"seed is {1 << 63}; it is a whole number from 0 to 2**63 - 1": {"seed": 1 << 63},
         "sample is 1.5; it is a whole number from 1 on": {"sample": 1.5},
         "rows is empty; it is the chunk sizes to call with, as in rows=(128, 256)": {"rows": []},
         "rows holds 0; a chunk has a whole number of rows, 1 or more": {"rows": [4, 0]},
@@ -482,3 +488,64 @@ def test_a_seed_makes_the_same_verdict() -> None:
     assert [run.stages for run in one.runs] == [run.stages for run in two.runs]
     assert one.findings == two.findings
     assert other.status is one.status
+
+
+def test_a_call_of_one_row_shows_nothing() -> None:
+    """It can be repeated over other memory, but no call of other rows can be made."""
+    one = replace(rows(), inputs={name: t[:1] for name, t in rows().inputs.items()})
+    verdict = check_row_count(one, right)
+    assert verdict.status is Status.UNDECIDED
+    assert verdict.note.startswith(
+        "4 schedules in 4 calls; no call of other rows can be made; not run: two streams"
+    )
+    assert all(run.stages["raw_indices"].status is Status.EQUAL for run in verdict.runs)
+    assert check_row_count(one, lambda **call: right(**call).flip(1)).status is Status.DIFFERENT
+
+
+def test_slots_that_nobody_wrote_are_told_like_their_picks() -> None:
+    """The last row of each call stays poison: in the smallest call as in the first."""
+    case = batches.case([(5, 9)], tie_rich=False)
+    readings = {
+        found.stage: (found.rule, found.reading)
+        for found in variance(check_row_count(case, paths.last_chunk_short, rows=[2]))
+    }
+    sentence = "row 1 is wrong in a call of 1 row and right in one of 5"
+    assert readings == dict.fromkeys(("raw_indices", "page_indices"), ("row-variance", sentence))
+
+
+def test_logits_that_were_kept_are_told_of_their_own_row() -> None:
+    """Rows come back in another order; the row that changed first there is not the first one."""
+    calls: list[int] = []
+
+    def second_call_differs(**call: Any) -> Tensor:  # noqa: ANN401 - a candidate's keywords
+        calls.append(1)
+        return reference(logits())(**call)["logits"] + (len(calls) == 2)
+
+    trial = invariance._trial(logits(), second_call_differs, None, Contract(), 8)
+    backward = schedules.Schedule(name="last row first", calls=(torch.arange(9).flip(0),))
+    played = plays.play(trial, backward, lambda: None)
+    plays.decide(trial, played, seed=0)
+    assert played.logits is not None
+    assert played.logits[0] == 8
+    suspect = witness.suspect_of(trial, played, "logits")
+    assert suspect is not None
+    assert (suspect.row, suspect.got) == (0, None)
+
+
+def test_the_evidence_is_of_the_call_that_is_told() -> None:
+    """Shrinking also tries copies of the row, which are wrong in another way."""
+
+    def by_the_first(**call: Any) -> Tensor:  # noqa: ANN401 - a candidate's keywords
+        picks = right(**call)
+        first, last = call["scores"][0, :1], call["scores"][-1, :1]
+        if len(picks) > 1:
+            picks[-1] = picks[-1].roll(1 if bool(first != last) else 2)
+        return picks
+
+    found = variance(check_row_count(rows(), by_the_first, rows=[3]))[0]
+    assert right(**rows().inputs, k=K)[2].tolist() == [4, 0, 2, 1]
+    assert [(line.label, line.place) for line in found.evidence] == [
+        ("slot 0", "column 1"),
+        ("slot 1", "column 4"),
+        ("call", "rows 1-2"),
+    ]

@@ -186,6 +186,20 @@ def test_a_selection_fault_is_blamed_on_the_selection() -> None:
     assert dict(verdict.runs[0].blame) == {"scoring": 0, "selection": 1}
 
 
+def test_scores_that_rank_nothing_blame_nobody() -> None:
+    """Wrong picks beside NaN logits of the chain's own: neither stage is named."""
+
+    def lost(**inputs: Any) -> dict[str, Tensor]:  # noqa: ANN401 - likewise
+        out = dense(**inputs)
+        raw = out["raw_indices"]
+        raw[0, 0] = next(c for c in range(32) if c not in raw[0].tolist())
+        return {"logits": torch.full_like(out["logits"], torch.nan), "raw_indices": raw}
+
+    verdict = check(generate.prefill_indexer(1, tie_rich=False), lost)
+    assert verdict.status is Status.DIFFERENT
+    assert dict(verdict.runs[0].blame) == {"scoring": 0, "selection": 0}
+
+
 def test_without_arithmetic_nothing_judges_a_layers_scores() -> None:
     """No reference, no record, no baseline: undecided, and the sentence says what would help."""
     case = replace(generate.prefill_indexer(1), arithmetic=None)

@@ -108,6 +108,46 @@ def test_an_output_that_was_there_before_is_not_taken_off_the_peak(case: Case) -
     )
 
 
+def test_what_is_kept_beside_an_output_from_before_is_retained(case: Case) -> None:
+    """A buffer that was there before hides nothing that the call keeps."""
+    picks, kept = torch.empty(9, 16, dtype=torch.int32), []
+
+    def candidate(scores: Tensor, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
+        del scores, row_start, row_end, k
+        kept.append(torch.zeros(144))
+        return picks
+
+    outcome = replay.run(candidate, case)
+    assert outcome.memory == Memory(
+        transient=9 * 16 * 4,
+        retained=9 * 16 * 4,
+        outputs=9 * 16 * 4,
+        reserved=None,
+        how="tracked tensors",
+    )
+
+
+def test_a_buffer_from_before_that_grows_counts_by_how_much() -> None:
+    """A workspace made larger in place costs what it did not hold before."""
+    workspace = torch.empty(KIB)
+    assert measure(lambda: workspace.resize_(3 * KIB).fill_(0)) == (8 * KIB, 8 * KIB)
+    assert measure(lambda: workspace.resize_(2 * KIB).fill_(0)) == (0, 0)
+
+
+def test_a_small_view_of_a_large_workspace_is_a_small_output(case: Case) -> None:
+    """What the picks do not reach of their storage is retained."""
+
+    def candidate(scores: Tensor, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
+        workspace = torch.empty(1 << 18, dtype=torch.int32)
+        picks = workspace[: 9 * k].view(9, k)
+        return picks.copy_(ragged_topk(scores=scores, row_start=row_start, row_end=row_end, k=k))
+
+    held = replay.run(candidate, case).memory
+    assert held is not None
+    assert (held.outputs, held.retained) == (9 * 16 * 4, (1 << 20) - 9 * 16 * 4)
+    assert check(case, candidate, max_transient=1 << 19).status is Status.DIFFERENT
+
+
 def test_a_call_within_its_budget_is_equal_and_one_byte_less_is_not(case: Case) -> None:
     """max_transient allows exactly what the call holds."""
     held = check(case, scoring([])).runs[0].memory

@@ -641,3 +641,70 @@ def test_op(pytester: pytest.Pytester, tests: Run) -> None:
     _store(pytester.path / "cases", _case("one"))
     tests("--equivalence-op=ragged_topk", "cases").assert_outcomes(passed=1)
     assert tests("--equivalence-op=qsa_logits", "cases").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+_TELLING = """
+    from equivalence import receipt
+    from refimpl.topk import ragged_topk
+
+    def told(**call):
+        receipt.leave("kernels.told", rows=len(call["scores"]))
+        return ragged_topk(**call)
+
+    def drops(**call):
+        picks = ragged_topk(**call)
+        if len(picks) > 2:
+            picks[2:] = picks[2:].roll(1, 1)
+        return picks
+"""
+
+
+def test_a_required_path(pytester: pytest.Pytester, tests: Run) -> None:
+    """A candidate that ran another kernel than the one required is undecided."""
+    _store(pytester.path / "cases", _case("one"))
+    pytester.makepyfile(telling=_TELLING)
+    options = ("cases", "--equivalence-candidate=telling:told")
+    tests(*options, "--equivalence-require-path=kernels").assert_outcomes(passed=1)
+    result = tests(*options, "--equivalence-require-path=deep_gemm")
+    result.assert_outcomes(failed=1)
+    reading = "no call of deep_gemm was told of, and it is required; it was kernels.told"
+    result.stdout.fnmatch_lines([f"*{reading}*", "*--require-path deep_gemm*"])
+
+
+def test_recorded_runs_need_no_required_path(pytester: pytest.Pytester, tests: Run) -> None:
+    """The option asks something of candidates alone."""
+    _store(pytester.path / "cases", _case("one"))
+    tests("cases", "--equivalence-require-path=deep_gemm").assert_outcomes(passed=1)
+
+
+def test_row_count_invariance_by_the_fixture(pytester: pytest.Pytester, tests: Run) -> None:
+    """The session's candidate is called in many ways, and what changes with the rows fails."""
+    pytester.makepyfile(telling=_TELLING)
+    pytester.makepyfile(
+        test_rows="""
+        from equivalence import generate
+
+        def test_rows(equivalence):
+            equivalence.assert_row_count_invariant(generate.ragged_topk(0))
+        """
+    )
+    result = tests("test_rows.py", "--equivalence-candidate=telling:told")
+    result.assert_outcomes(passed=1)
+    assert "all equal" in _section(result)[-1]
+    result = tests("test_rows.py", "--equivalence-candidate=telling:drops")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*row-variance*"])
+
+
+def test_row_count_invariance_of_nothing(pytester: pytest.Pytester, tests: Run) -> None:
+    """Without a candidate there is nothing to call, and one sentence says so."""
+    pytester.makepyfile(
+        test_rows="""
+        from equivalence import generate
+
+        def test_rows(equivalence):
+            equivalence.assert_row_count_invariant(generate.ragged_topk(0))
+        """
+    )
+    result = tests("test_rows.py")
+    result.stdout.fnmatch_lines(["*UsageError: row-count invariance of what? give a candidate"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import batches
 import pytest
 import torch
 
 from equivalence.case import Case
 from equivalence.judge import check
+from equivalence.planted import paths, reused
 from equivalence.planted.reference import right_outputs
 from refimpl.topk import ragged_topk
 
@@ -307,3 +310,83 @@ def test_rows_of_plateaus_tell_nothing(plateaus: int) -> None:
     for contract in ("strict", "order=any,ties=any"):
         found = check(case, lambda **_: picks.clone(), contract=contract).findings
         assert [(f.row, f.reading) for f in found] == list(zip(wrong, lost, strict=True))
+
+
+def causal() -> Case:
+    """20 rows of 21 to 40 columns, then 12 rows of 19 to 30 in another request."""
+    return batches.case([(20, 40), (12, 30)], tie_rich=False)
+
+
+def test_chunks_are_told_where_the_second_one_is_right_by_chance() -> None:
+    """Row 3 has the right picks in the window of row 0: no chunk is four rows for that."""
+    verdict = check(causal(), paths.forgets_row_offset)
+    readings = {f.row: f.reading for f in verdict.findings if f.stage == "raw_indices"}
+    assert 3 not in readings
+    assert readings[6] == (
+        "row 6 sees only what is in the window of row 0 (request 0 token 0), 6 rows earlier,"
+        f" and 12 more rows likewise: {FORGETS}"
+    )
+
+
+def test_picks_in_the_last_columns_of_a_compact_view_are_stale() -> None:
+    """A view is as wide as the longest row: a row of the last request may read past the keys."""
+    verdict = check(causal(), partial(reused.stale_columns, budget_bytes=1_200))
+    readings = {f.row: f.reading for f in verdict.findings if f.stage == "raw_indices"}
+    assert readings[21] == f"reads past its 20 visible columns: columns 26 27 28 34, {STALE}"
+
+
+def test_picks_past_the_window_that_are_no_right_ones_moved_tell_nothing() -> None:
+    """Another base is only named where it gives the right picks."""
+    picks = RIGHT["raw_indices"].clone()
+    picks[70] = torch.arange(K) * 1000 + 1000
+    assert told({"raw_indices": picks})["raw_indices", 70] == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "reading"),
+    [
+        (torch.nan, ""),
+        (-torch.inf, "-inf where the reference is finite, from column 0 on"),
+        (0.0, "every differing score is zero, from column 0 on"),
+    ],
+)
+def test_logits_that_hold_nothing_are_in_no_other_window(value: float, reading: str) -> None:
+    """Where no cell is right, none was scored in the window of another row."""
+    logits = torch.full_like(RIGHT["logits"], value)
+    assert told({"logits": logits})["logits", 1] == reading
+
+
+@pytest.mark.parametrize("early", [1, 3])
+def test_windows_that_all_end_early_are_no_chunks(early: int) -> None:
+    """Every row sees what the row before it should: more rows than a chunk of that length has."""
+    readings = told(chosen(RIGHT["logits"], START, END - early))
+    causes = {text.split("as when ")[-1] for text in readings.values() if " of row " in text}
+    assert causes == {"a window ends too early"}
+
+
+@pytest.mark.parametrize("most", [30, 40])
+def test_windows_that_are_cut_off_are_no_chunks(most: int) -> None:
+    """Rows that see no column past the first ones all fit one row, at any distance."""
+    readings = told(chosen(RIGHT["logits"], START, torch.minimum(END, START + most)))
+    assert readings
+    assert not any(" of row " in text for text in readings.values())
+
+
+def test_picks_of_rows_at_one_small_distance_are_no_chunks() -> None:
+    """A chunk that forgets its offset holds at most its own rows at its own length."""
+    readings = told(moved(torch.where(row >= 33, row - 3, row), "raw_indices"))
+    assert readings["raw_indices", 40] == (
+        "row 40 holds the picks of row 37 (request 0 token 37), 3 rows earlier,"
+        " and 66 more rows likewise"
+    )
+
+
+def test_one_chunk_and_a_part_are_told_as_chunks() -> None:
+    """Five rows lie three rows from a fitting one, and in chunks of three rows fit as many."""
+    case = batches.case([(6, 39), (2, 10)], tie_rich=False)
+    verdict = check(case, partial(paths.forgets_row_offset, keep_logits=True))
+    readings = {f.row: f.reading for f in verdict.findings if f.stage == "logits"}
+    assert readings[7] == (
+        "row 7 sees only what is in the window of row 1 (request 0 token 1), 6 rows earlier,"
+        f" and 4 more rows likewise: {FORGETS}"
+    )

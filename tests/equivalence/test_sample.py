@@ -1,5 +1,7 @@
 """Sampled rows: corners first, then the rows asked for, then random ones."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +45,17 @@ def test_corners_and_edges_and_preferred_rows_are_in_it() -> None:
     assert (len(got), got) == (24, sorted(set(got)))
 
 
+def test_rows_that_nobody_writes_are_not_drawn() -> None:
+    """Of 100 rows 30 are written: ten of those are sampled, whatever is preferred."""
+    case, windows = batch([40, 60])
+    kinds = torch.full((100,), 2, dtype=torch.int8)
+    kinds[10:40] = 0
+    case = replace(case, row_class=kinds)
+    got = sample.rows_of(case, windows, count=10, first=torch.arange(100))
+    assert len(got) == 10
+    assert {int(row) for row in got} <= set(range(10, 40))
+
+
 def test_another_seed_gives_other_rows_and_the_same_seed_the_same() -> None:
     """The sample is a function of its seed."""
     case, windows = batch([200])
@@ -69,3 +82,12 @@ def test_a_sample_is_unique_ascending_and_as_large_as_asked(
     assert got == sorted(set(got))
     assert len(got) == min(count, rows)
     assert set(got) <= set(range(rows))
+
+
+def test_a_default_device_changes_nothing() -> None:
+    """A user's default device is not where a sample is drawn."""
+    case, windows = batch([300, 200])
+    want = sample.rows_of(case, windows, count=64, first=torch.arange(100, 300))
+    with torch.device("meta"):
+        got = sample.rows_of(case, windows, count=64, first=torch.arange(100, 300, device="cpu"))
+    assert torch.equal(got, want)

@@ -13,18 +13,20 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from equivalence import call, ops, plain, turns
-from equivalence.abreast import Rules, abreast, failed
-from equivalence.call import Reading
+from equivalence import ops, plain
 from equivalence.candidate import Candidate
 from equivalence.case import Case
 from equivalence.demands import Demands
 from equivalence.errors import InvalidCase, UsageError
-from equivalence.forwards import CANDIDATE, ORIGINAL, Comparison, Forward, Label
-from equivalence.ledger import About, Ledger
-from equivalence.recorder import Recorder
+from equivalence.live import call, clones
+from equivalence.live.call import Reading
+from equivalence.live.recorder import Recorder
 from equivalence.sides import Side
 from equivalence.verdict import Status
+from equivalence.versus import turns
+from equivalence.versus.abreast import Rules, abreast, failed
+from equivalence.versus.forwards import CANDIDATE, ORIGINAL, Comparison, Forward, Label
+from equivalence.versus.ledger import About, Ledger
 
 BASELINE = "baseline"
 PLACE = ("layer", "ratio", "rank")
@@ -97,6 +99,7 @@ class Shadow:
     def __init__(self, original: Candidate, arms: Mapping[str, Candidate], plan: Plan) -> None:
         """Look like the original."""
         functools.update_wrapper(self, original)
+        vars(self).pop("result", None)  # it would stand before our own
         self.__wrapped__ = original
         self._arms = arms
         self._plan = plan
@@ -210,7 +213,7 @@ class Shadow:
                     name=name,
                     demands=self._plan.demands if name == CANDIDATE else Demands(),
                 )
-                self._check_size(one, name)
+                self._check_size(one, [*one.sides[name].outputs.values()])
 
     def _take(
         self, one: _Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: object
@@ -221,25 +224,27 @@ class Shadow:
             one.sides[ORIGINAL] = side
             return
         own = [t for t in turns.tensors((result, side.outputs)) if t.layout is torch.strided]
+        self._check_size(one, own)
+        if one.left_out:
+            return
         copies, _ = call.cloned(own, {})
         one.held = list(zip(own, copies, strict=True))
         known = {id(tensor): copy for tensor, copy in one.held}
         outputs = {stage: known[id(tensor)] for stage, tensor in side.outputs.items()}
         one.sides[ORIGINAL] = replace(side, outputs=outputs, scores=outputs.get("logits"))
-        self._check_size(one, ORIGINAL)
 
-    def _check_size(self, one: _Call, name: str) -> None:
-        """Leave the call out where the copies of it pass the bound."""
-        outputs = [*one.sides[name].outputs.values()]
+    def _check_size(self, one: _Call, outputs: Sequence[Tensor]) -> None:
+        """Leave the call out where the copies of it pass the bound, were all arms like this one."""
         held = 2 * one.clones + (len(self._arms) + 1) * call.bytes_of(outputs, {})
         one.left_out = "max_bytes" if held > self._plan.max_bytes else one.left_out
 
     def _put_back(self, one: _Call) -> None:
         """Give the caller's tensors their values where a later arm changed them."""
-        with torch.no_grad():
+        # An inference tensor may be written in this mode alone.
+        with torch.inference_mode():
             for tensor, values in one.held:
                 if not turns.same(tensor, values):
-                    tensor.copy_(values)
+                    clones.overwrite(tensor, values)
 
     def _judge(self, one: _Call) -> None:
         """Add the call to the ledger, and save it where it differs."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NoReturn, TypeAlias
 
-from equivalence.evidence import McNemar
 from equivalence.receipt import Receipt
-from equivalence.spread import Spread
 from equivalence.verdict import Memory, Status, Verdict
+from equivalence.versus.evidence import McNemar
+from equivalence.versus.spread import Spread
 
 ORIGINAL, AGAIN, CANDIDATE = ARMS = ("original", "original again", "candidate")
 VIEWS = ("slots", "sets")

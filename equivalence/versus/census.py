@@ -6,8 +6,8 @@ from torch import Tensor
 from equivalence import ops, schema
 from equivalence.case import Case, take_rows
 from equivalence.contract import Contract
-from equivalence.forwards import Census
-from equivalence.spread import spread
+from equivalence.versus.forwards import Census
+from equivalence.versus.spread import spread
 from equivalence.windows import Windows
 from refimpl import bits, fast
 from refimpl.topk import eligible
@@ -53,7 +53,7 @@ def look(
         return Census(rows=total, selecting=selecting)
     if logits is None:
         rows = rows[:: max(1, -(-len(rows) // _SCORED))]
-    step = max(1, _BLOCK_BYTES // (_CELL_BYTES * ops.columns_of(case)))
+    step = max(1, _BLOCK_BYTES // (_CELL_BYTES * max(1, ops.columns_of(case))))
     looked = Census(rows=total, selecting=selecting, scores=source)
     for some in torch.split(rows, step) if len(rows) else ():
         scores, column, visible = _scores(case, windows, some, logits)

@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equivalence import census, ops
+from equivalence import ops
 from equivalence.case import Case
 from equivalence.contract import Contract
-from equivalence.forwards import Census
-from equivalence.spread import Spread, spread
+from equivalence.versus import census
+from equivalence.versus.forwards import Census
+from equivalence.versus.spread import Spread, spread
 from refimpl.bits import ulp_distance
 
 

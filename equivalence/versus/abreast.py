@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equivalence import arms, census, judge, ops, sample, schema
+from equivalence import judge, ops, sample, schema
 from equivalence.case import Case
 from equivalence.contract import Contract
-from equivalence.forwards import AGAIN, ARMS, CANDIDATE, ORIGINAL, Arm, Difference, Forward, Label
 from equivalence.sides import Side
-from equivalence.verdict import Run, Status, Verdict, worst
-from equivalence.windows import Windows
+from equivalence.verdict import Finding, Run, Status, Verdict, worst
+from equivalence.versus import between, census
+from equivalence.versus.forwards import AGAIN, ARMS, CANDIDATE, ORIGINAL, Arm, Forward, Label
 
 _SHOWN = 8
 
@@ -84,12 +84,18 @@ def abreast(
         if not sides[name].outputs and not _wrong(sides[name]):
             note = f"the {name} gave nothing: {_why(sides[name])}"
             return replace(record, note=note, arms=_unjudged(sides))
-    new = differences(case, windows, sides[ORIGINAL], sides[CANDIDATE])
+    sides = {name: _whole_of(side, sides[ORIGINAL]) for name, side in sides.items()}
+    new = between.differences(case, windows, sides[ORIGINAL], sides[CANDIDATE])
     again = sides.get(AGAIN)
     control = None
     if again is not None and (again.outputs or _wrong(again)):
-        control = differences(case, windows, sides[ORIGINAL], again)
-    apart = _apart(windows, [new, control or {}], rules.contract)
+        control = between.differences(case, windows, sides[ORIGINAL], again)
+    minded = torch.zeros_like(windows.start, dtype=torch.bool)
+    for name, found in ((CANDIDATE, new), (AGAIN, control or {})):
+        if found:
+            pair = sides[ORIGINAL], sides[name]
+            minded |= between.minded(case, windows, pair, found, contract=rules.contract)
+    apart = minded.nonzero()[:, 0]
     drawn = sample.rows_of(case, windows, count=rules.count, seed=rules.seed, first=apart)
     drawn = _whole(case, drawn)
     plan = _Plan(
@@ -101,7 +107,7 @@ def abreast(
     verdicts, unclassified = [first], plan.further[:0]
     if len(plan.further):
         second, unclassified = _further(case, sides, plan, first, rules)
-        verdicts += [second] if second is not None else []
+        verdicts += second
     record = replace(
         record,
         new={name: each.counts for name, each in new.items()},
@@ -121,47 +127,22 @@ def abreast(
     return record if record.status is Status.EQUAL else replace(record, verdicts=tuple(verdicts))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """One output of two arms: rows that differ by slots, and by sets, bool [T] each."""
-
-    slots: Tensor
-    sets: Tensor
-
-    @property
-    def counts(self) -> Difference:
-        """How many."""
-        return Difference(
-            rows=len(self.slots), slots=int(self.slots.sum()), sets=int(self.sets.sum())
+def _whole_of(side: Side, original: Side) -> Side:
+    """The side, undecided where it lacks what the original gave; logits are free to be kept."""
+    told = {found.stage for found in side.findings}
+    lacks = original.outputs.keys() - side.outputs.keys() - told - {"logits"}
+    found = [
+        Finding(
+            stage=stage,
+            rule="not-compared",
+            status=Status.UNDECIDED,
+            run=side.name,
+            reading=f"the {ORIGINAL} gives it, and the {side.name} does not",
         )
-
-
-def differences(case: Case, windows: Windows, one: Side, two: Side) -> dict[str, Rows]:
-    """Every row of every output of two arms.
-
-    An output that one of them lacks or gave in another shape differs in every row; logits that
-    one of them never gives are left out.
-    """
-    found = arms.apart(case, windows, one.outputs, two.outputs)
-    rows = {s: Rows(slots=found.changed[s], sets=found.other_set[s]) for s in found.changed}
-    odd = {each.stage for side in (one, two) for each in side.findings}
-    every = torch.ones_like(windows.start, dtype=torch.bool)
-    for stage in ops.find(case.op).spec.outputs:
-        lacks = stage in found.missing or (stage in odd and stage not in rows)
-        if lacks and (stage != "logits" or stage in odd):
-            rows[stage] = Rows(slots=every, sets=every)
-    return rows
-
-
-def _apart(windows: Windows, compared: Sequence[Mapping[str, Rows]], contract: Contract) -> Tensor:
-    """Rows where arms differ in what the contract speaks of, int64 ascending."""
-    apart = torch.zeros_like(windows.start, dtype=torch.bool)
-    for each in compared:
-        for rows in each.values():
-            apart |= rows.sets if contract.order == "any" else rows.slots
-    if windows.broken:
-        apart[list(windows.broken)] = False
-    return apart.nonzero()[:, 0]
+        for stage in sorted(lacks)
+        if side.outputs
+    ]
+    return replace(side, findings=(*side.findings, *found)) if found else side
 
 
 def _judging(case: Case, original: Side, baseline: Side | None) -> Side | None:
@@ -173,8 +154,11 @@ def _judging(case: Case, original: Side, baseline: Side | None) -> Side | None:
 
 def _further(
     case: Case, sides: Mapping[str, Side], plan: _Plan, first: Verdict, rules: Rules
-) -> tuple[Verdict | None, Tensor]:
-    """Judge the rows outside the sample where arms differ; those that nothing can judge."""
+) -> tuple[list[Verdict], Tensor]:
+    """Judge the rows outside the sample where arms differ; those that nothing can judge.
+
+    Where the original's logits judge and find fault, the reference says whether they may.
+    """
     rows, judging = plan.further, plan.judge
     if judging is None and not _free(case):
         if "logits" in sides[ORIGINAL].outputs and not _misscores(first):
@@ -182,9 +166,14 @@ def _further(
         else:
             rows = rows[: rules.count] if _scored(case) else rows[:0]
     if not len(rows):
-        return None, plan.further
+        return [], plan.further
     verdict = _weighed(case, sides, _whole(case, rows), rules.contract, judging)
-    return verdict, plan.further[~torch.isin(plan.further, rows)]
+    if judging is not plan.judge and verdict.failing:
+        doubted = rows.new_tensor(verdict.failing[: rules.count])
+        again = _weighed(case, sides, _whole(case, doubted), rules.contract, None)
+        if _misscores(again):
+            rows, verdict = doubted, again
+    return [verdict], plan.further[~torch.isin(plan.further, rows)]
 
 
 def _free(case: Case) -> bool:

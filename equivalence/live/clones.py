@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ class _Stretch:
 def cloned(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments whose tensors, lists and dicts are new, down to any depth.
+    """Arguments whose tensors, lists and dicts are new, in tuples and dataclasses too.
 
     Strides are kept, and tensors whose bytes overlap or interleave share memory again.
     Anything else is the caller's own object.
     """
     copies: dict[int, Tensor] = {}
-    for stretch in _stretches(_tensors(args, kwargs)):
+    for stretch in _stretches(tensors_in(args, kwargs)):
         copies |= _copied(stretch)
 
     def new(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def cloned(
 
 def bytes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Bytes of memory that the tensors among the arguments reach; shared memory counts once."""
-    return sum(stretch.end - stretch.start for stretch in _stretches(_tensors(args, kwargs)))
+    return sum(stretch.end - stretch.start for stretch in _stretches(tensors_in(args, kwargs)))
 
 
 @torch.no_grad()
@@ -68,6 +68,14 @@ def on_host(tensor: Tensor) -> Tensor:
     return copied
 
 
+def overwrite(tensor: Tensor, values: Tensor) -> None:
+    """Give a tensor the values of its copy by `cloned`, where cells share memory too."""
+    if layout.overlaps(tensor.shape, tensor.stride()):
+        reach = layout.extent(tensor.shape, tensor.stride())
+        tensor, values = (each.as_strided((reach,), (1,)) for each in (tensor, values))
+    tensor.copy_(values)
+
+
 def storable(tensor: Tensor) -> Tensor:
     """The tensor, packed where its strides reach further than a file may say."""
     return tensor if _keeps(tensor, int(tensor.storage_offset())) else tensor.contiguous()
@@ -82,8 +90,8 @@ def _keeps(tensor: Tensor, offset: int) -> bool:
     return True
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Every tensor among the arguments, once."""
+def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Every tensor among the arguments, in lists, tuples, dicts and dataclasses too, once."""
     found: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -94,11 +102,13 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:  # noqa: ANN401 - any argument
-    """The value with its tensors changed; a list or dict met twice stays one."""
+    """The value with its tensors changed; a list, dict or dataclass met twice stays one."""
     if isinstance(value, Tensor):
         return change(value)
     if id(value) in memo:
         return memo[id(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _refilled(value, change, memo)
     if isinstance(value, list | dict):
         fresh = memo[id(value)] = copy(value)
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
@@ -106,10 +116,21 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor], memo: dict[int, Any]
         return fresh
     if isinstance(value, tuple):
         items = [_mapped(each, change, memo) for each in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return getattr(value, "_make", type(value))(items)
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else getattr(value, "_make", type(value))(items)
     return value
+
+
+def _refilled(value: Any, change: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:  # noqa: ANN401 - any dataclass
+    """A dataclass with the tensors of its fields changed, frozen or not."""
+    fresh = memo[id(value)] = copy(value)
+    held = {each.name: getattr(value, each.name, None) for each in fields(value)}
+    new = {name: _mapped(old, change, memo) for name, old in held.items()}
+    changed = {name: each for name, each in new.items() if each is not held[name]}
+    for name, each in changed.items():
+        object.__setattr__(fresh, name, each)
+    memo[id(value)] = fresh if changed else value
+    return memo[id(value)]
 
 
 def _stretches(tensors: Sequence[Tensor]) -> list[_Stretch]:

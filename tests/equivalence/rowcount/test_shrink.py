@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivalence.shrink import Fewest, fewest
+from equivalence.rowcount.shrink import Fewest, fewest
 
 
 def test_a_count_is_told_from_its_members() -> None:

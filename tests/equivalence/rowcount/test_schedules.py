@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivalence import generate, ops, schedules
+from equivalence import generate, ops
 from equivalence.case import Case
-from equivalence.dispatch import EDGES, counts_of
-from equivalence.launch import Launch, launch_of
-from equivalence.schedules import LeftOut, Schedule
+from equivalence.rowcount import schedules
+from equivalence.rowcount.dispatch import EDGES, counts_of
+from equivalence.rowcount.launch import Launch, launch_of
+from equivalence.rowcount.schedules import LeftOut, Schedule
 
 
 def launch(**changes: object) -> Launch:

@@ -2,22 +2,22 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
-from equivalence import call, memory, receipt, replay, sides
-from equivalence.call import Reading
+from equivalence import memory, ops, receipt, replay, sides
 from equivalence.candidate import Candidate
 from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.demands import Demands
 from equivalence.demands import findings as demanded
 from equivalence.errors import UsageError
+from equivalence.live import call, clones
+from equivalence.live.call import Reading
 from equivalence.sides import Side
 from equivalence.verdict import Finding, Status
 
@@ -83,6 +83,7 @@ def turn(
     """
     inputs = seat.case.inputs
     device = next(iter(inputs.values())).device
+    _forget(seat, args, kwargs)
     apart = own_random(inputs, seat.seed, seat.number, name)
     with receipt.collected() as left, apart, memory.measured(device) as meter:
         try:
@@ -100,8 +101,9 @@ def turn(
     except Exception as error:  # noqa: BLE001 - the result is the arm's own object
         reading = str(error) if isinstance(error, UsageError) else call.said(error)
         return _lost(name, "not-compared", reading)
-    held = memory.bytes_of(list(side.outputs.values()), given=tensors((args, kwargs)))
-    taken = meter.of(held)
+    gave = list(side.outputs.values())
+    held = memory.bytes_of(gave, given=tensors((args, kwargs)))
+    taken = meter.of(held, meter.fresh(gave))
     found = demanded(demands, name, memory=taken, paths=left)
     outputs = {stage: tensor.clone() for stage, tensor in side.outputs.items()}
     return replace(
@@ -112,6 +114,26 @@ def turn(
         memory=taken,
         paths=tuple(left),
     )
+
+
+def _forget(seat: Seat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Poison what arguments for outputs hold from before, which an arm might leave as its own.
+
+    What callers fill such an argument with stays: pads, zeros, infinities. So does an input.
+    """
+    reading = seat.reading
+    arguments = call.arguments_of(seat.like, args, kwargs)
+    inputs, _ = call.inputs_of(reading, seat.like, args, kwargs)
+    known = {each.untyped_storage().data_ptr() for each in inputs.values()}
+    for stage, name in reading.inplace.items():
+        held = arguments.get(name)
+        if not isinstance(held, Tensor) or held.dtype != ops.dtype_of(stage):
+            continue
+        if held.layout is not torch.strided or held.untyped_storage().data_ptr() in known:
+            continue
+        filled = held == (0 if held.is_floating_point() else ops.pad_of(seat.case, stage))
+        poisons = replay.SCORE_POISONS if held.is_floating_point() else replay.INDEX_POISONS
+        held.masked_fill_(~(filled | held.isinf()), poisons[0])
 
 
 def side_of(
@@ -139,8 +161,18 @@ def side_of(
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """Every tensor in lists, tuples and dicts of any depth."""
-    return [leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor)]
+    """Every tensor in lists, tuples, dicts and dataclasses of any depth, once."""
+    return clones.tensors_in([tree], {})
+
+
+def spoil(gave: Iterable[object]) -> None:
+    """Poison what an arm gave, since the next may hand out the same buffer unwritten."""
+    for each in gave:
+        # An arm's own object may do anything; where it cannot be written a stale buffer hides.
+        with suppress(Exception):
+            for tensor in tensors(each):
+                with suppress(Exception):
+                    replay.fill_poison(tensor, 0)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

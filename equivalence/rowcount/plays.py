@@ -9,8 +9,8 @@ from torch import Tensor
 
 from equivalence import replay
 from equivalence.arms import apart
-from equivalence.schedules import Schedule
-from equivalence.trials import Trial, call_rows, ranges, weigh, windows_of
+from equivalence.rowcount.schedules import Schedule
+from equivalence.rowcount.trials import Trial, call_rows, ranges, side_of, weigh, windows_of
 from equivalence.units import many
 from equivalence.verdict import Evidence, Finding, Run, Stage, Status
 from refimpl.bits import as_int
@@ -30,7 +30,7 @@ class Played:
         other_set: of these the rows that are not the same set.
         cells: logits compared, and those that differ.
         picks: outputs that are not scores, of all rows; uncalled ones are those of the whole call.
-        logits: of the first row whose logits changed, [W]; None where none did.
+        logits: a row whose logits changed, and they, [W]; None where none did.
         wrong: changed rows that the contract does not allow, bool [T], by output.
         here: of these the rows that are illegal here; of logits nobody knows yet.
         there: those that are illegal in the whole call, likewise.
@@ -44,7 +44,7 @@ class Played:
     changed: dict[str, Tensor]
     other_set: dict[str, Tensor]
     picks: dict[str, Tensor]
-    logits: Tensor | None = None
+    logits: tuple[int, Tensor] | None = None
     cells: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, Tensor] = field(default_factory=dict)
     here: dict[str, Tensor] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def _compare(trial: Trial, played: Played, rows: Tensor, got: Mapping[str, Tenso
     if "logits" in got:
         here = (found.changed["logits"] & live).nonzero()[:, 0]
         if len(here) and played.logits is None:
-            played.logits = got["logits"][here[0]].clone()
+            played.logits = int(rows[here[0]]), got["logits"][here[0]].clone()
         first, count = windows.column[here, None], windows.visible[here, None]
         column = torch.arange(got["logits"].shape[1], device=rows.device)
         inside = (column >= first) & (column < first + count)
@@ -177,7 +177,9 @@ def decide(trial: Trial, played: Played, *, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
         some = torch.randperm(len(rows), generator=random)[: trial.sample].sort().values
         judged = rows[some.to(rows.device)]
-    verdict = weigh(trial, {"whole call": trial.picks, "here": played.picks}, judged)
+    whole_side = side_of("whole call", trial.picks, poison=0)
+    here_side = side_of("here", played.picks, poison=played.schedule.poison)
+    verdict = weigh(trial, [whole_side, here_side], judged)
     for stage in trial.picks:
         mine = played.changed[stage]
         known = [run.stages[stage] for run in verdict.runs[:2] if stage in run.stages]

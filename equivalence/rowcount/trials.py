@@ -11,7 +11,7 @@ from equivalence import judge, ops, replay
 from equivalence.candidate import Candidate
 from equivalence.case import BY_DESIGN, Case, take_rows
 from equivalence.contract import Contract
-from equivalence.schedules import WIDER, Schedule
+from equivalence.rowcount.schedules import WIDER, Schedule
 from equivalence.sides import Side
 from equivalence.verdict import Verdict
 from equivalence.windows import Windows
@@ -196,12 +196,15 @@ def windows_of(trial: Trial, rows: Tensor) -> Windows:
     )
 
 
-def weigh(
-    trial: Trial, outputs: Mapping[str, Mapping[str, Tensor]], rows: Tensor | None = None
-) -> Verdict:
-    """Judge outputs of the whole case, by name, in these rows or in all."""
-    poison = {stage: float(replay.INDEX_POISONS[0]) for stage in trial.picks}
-    sides = [Side(name=name, outputs=each, poison=poison) for name, each in outputs.items()]
+def side_of(name: str, outputs: Mapping[str, Tensor], *, poison: int) -> Side:
+    """Outputs whose buffers held this one of the two poisons before the launch."""
+    held = float(replay.INDEX_POISONS[poison])
+    known = {stage: held for stage in outputs if stage != "logits"}
+    return Side(name=name, outputs=outputs, poison=known)
+
+
+def weigh(trial: Trial, sides: Sequence[Side], rows: Tensor | None = None) -> Verdict:
+    """Judge outputs of the whole case in these rows or in all."""
     return judge.weigh(
         trial.case, sides, contract=trial.contract, baseline=trial.judging, rows=rows
     )

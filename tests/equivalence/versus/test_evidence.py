@@ -5,8 +5,8 @@ from math import comb
 
 import pytest
 
-from equivalence import evidence
-from equivalence.evidence import McNemar, mcnemar
+from equivalence.versus import evidence
+from equivalence.versus.evidence import McNemar, mcnemar
 
 
 def mcnemar_of(only_new: int, only_control: int, *, pairs: int = 100) -> McNemar:

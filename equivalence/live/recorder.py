@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivalence import call, clones, plain, store
-from equivalence.budget import Budget, Counts
-from equivalence.call import Reading
+from equivalence import plain, store
 from equivalence.case import JSON, Case
 from equivalence.errors import InvalidCase, UsageError
+from equivalence.live import call, clones
+from equivalence.live.budget import Budget, Counts
+from equivalence.live.call import Reading
 
 _HEADER = 8192
 """Bytes of a file beside its tensors and its provenance, at most."""

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equivalence import judge, shrink
-from equivalence.bench import Bench, differing, outputs_at, rows_of_units, side_by_side
-from equivalence.plays import Played
-from equivalence.schedules import WIDER, Schedule
-from equivalence.shrink import Fewest
+from equivalence import judge
+from equivalence.rowcount import shrink
+from equivalence.rowcount.bench import Bench, differing, outputs_at, rows_of_units, side_by_side
+from equivalence.rowcount.plays import Played
+from equivalence.rowcount.schedules import WIDER, Schedule
+from equivalence.rowcount.shrink import Fewest
+from equivalence.rowcount.trials import Trial, ranges
 from equivalence.sides import Side
-from equivalence.trials import Trial, ranges
 from equivalence.units import many
 from equivalence.verdict import Evidence, Finding
 
@@ -79,8 +80,8 @@ def _kept(played: Played, stage: str, row: int) -> Tensor | None:
     """The row as the schedule gave it."""
     if stage != "logits":
         return played.picks[stage][row]
-    first = int(played.changed[stage].to(torch.int8).argmax())
-    return played.logits if row == first else None
+    kept = played.logits
+    return kept[1] if kept is not None and kept[0] == row else None
 
 
 def explain(trial: Trial, suspect: Suspect, *, others: int) -> Finding:
@@ -127,6 +128,8 @@ def explain(trial: Trial, suspect: Suspect, *, others: int) -> Finding:
             found, rule="nondeterminism", evidence=(*lines, told, *also), reading=reading
         )
     least = shrink.fewest(members, at, bench.fails, copies=next_n == 1)
+    # What was tried last is not always what is left.
+    bench.fails(least.members, least.place)
     kept = rows_of_units(least.members, next_n).tolist()
     told = Evidence(label="call", place=ranges(kept))
     return replace(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from equivalence import units
-from equivalence.dispatch import CHUNKS, counts_of
-from equivalence.launch import Launch, corners, shortest
+from equivalence.rowcount.dispatch import CHUNKS, counts_of
+from equivalence.rowcount.launch import Launch, corners, shortest
 from equivalence.units import many
 from refimpl.geometry import PLAN_STYLES, chunk_plan, plan_width
 

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from equivalence import plain
-from equivalence.census import added
-from equivalence.evidence import McNemar, mcnemar
-from equivalence.forwards import (
+from equivalence.receipt import Receipt
+from equivalence.units import many
+from equivalence.verdict import Memory, Status, worst
+from equivalence.versus.census import added
+from equivalence.versus.evidence import McNemar, mcnemar
+from equivalence.versus.forwards import (
     AGAIN,
     ALL,
     ARMS,
@@ -21,9 +24,6 @@ from equivalence.forwards import (
     Group,
     Label,
 )
-from equivalence.receipt import Receipt
-from equivalence.units import many
-from equivalence.verdict import Memory, Status, worst
 
 MOST_GROUPS = 64
 MOST_FORWARDS = 4096

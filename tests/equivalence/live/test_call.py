@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tiny import ints
 from torch import Tensor
 
-from equivalence import call
-from equivalence.call import Reading
 from equivalence.errors import UsageError
+from equivalence.live import call
+from equivalence.live.call import Reading
 
 CASE = tiny.topk()
 SCORES, START, END = (CASE.inputs[name] for name in ("scores", "row_start", "row_end"))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from equivalence import ops, plain, schema
 from equivalence.case import JSON, Case
-from equivalence.clones import bytes_of, cloned
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase, UsageError
+from equivalence.live.clones import bytes_of, cloned
 from refimpl.scoring import PROFILES
 
 __all__ = (
@@ -264,7 +264,9 @@ def _asked(reading: Reading, name: str, ask: Callable[[], Any]) -> Mapping[str, 
     """
     try:
         given = ask()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _unreadable(reading, f"{name} raised {said(error)}") from error
     if not isinstance(given, Mapping):
         raise _unreadable(reading, f"{name} gave {type(given).__name__}, not a mapping by name")

@@ -9,9 +9,9 @@ from torch import Tensor
 from equivalence import judge
 from equivalence.case import take_rows
 from equivalence.checks.rows import score_line
-from equivalence.schedules import Schedule
+from equivalence.rowcount.schedules import Schedule
+from equivalence.rowcount.trials import Trial, call_rows, side_of
 from equivalence.sides import Side
-from equivalence.trials import Trial, call_rows
 from equivalence.verdict import Evidence, Finding
 from refimpl.bits import as_int, ulp_distance
 
@@ -73,7 +73,7 @@ class Bench:
             cut = {stage: tensor[self.unit] for stage, tensor in old.outputs.items()}
             old = Side(name=old.name, outputs=cut)
         picks = {stage: tensor for stage, tensor in got.items() if stage != "logits"}
-        side = Side(name="call", outputs=picks)
+        side = side_of("call", picks, poison=self.under.poison)
         verdict = judge.weigh(part, [side], contract=trial.contract, baseline=old)
         found = [f for f in verdict.findings if (f.stage, f.row) == (self.stage, self.at)]
         return found[0] if found else None

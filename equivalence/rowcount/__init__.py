@@ -1,0 +1,1 @@
+"""Row-count invariance: ways to make one call, played, compared, and shrunk."""

@@ -1,0 +1,1 @@
+"""A candidate beside an original: its turns, layer-forwards, counts and evidence."""
