@@ -29,7 +29,7 @@ GPUPYTHON ?= python3
 gpu:
 	$(GPUPYTHON) -m pytest tests -m gpu
 	$(GPUPYTHON) -m benchmarks.hopper transient sweep invariance table --to benchmarks/results
-	$(GPUPYTHON) -m benchmarks.results
+	$(GPUPYTHON) -m benchmarks.page
 
 # Builds the wheel, installs it in an empty environment, and replays the cases it ships.
 wheel: $(READY)

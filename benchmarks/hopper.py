@@ -2,7 +2,7 @@
 
     python -m benchmarks.hopper transient sweep invariance table --to benchmarks/results
 
-Each part writes one JSON file with its provenance; `results.py` makes docs/results.md of them.
+Each part writes one JSON file with its provenance; `page.py` makes docs/results.md of them.
 Times are the best of a few launches by device events; ratios are to the original in the same run.
 """
 

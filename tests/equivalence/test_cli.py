@@ -22,20 +22,6 @@ Tell = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Run a command line: exit code, stdout, stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err
-
-    return call
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with one case."""
     tiny.put(tmp_path / "cases", tiny.topk())

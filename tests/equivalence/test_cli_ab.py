@@ -9,25 +9,7 @@ import pytest
 import tied
 import tiny
 
-from equivalence import cli
-from equivalence.commands.ab import ab
-
 Tell = Callable[..., tuple[int, str, str]]
-cli.command.add_command(ab)
-
-
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Run a command line: exit code, stdout, stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture

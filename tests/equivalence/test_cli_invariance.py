@@ -8,27 +8,11 @@ from pathlib import Path
 import pytest
 import tiny
 
-from equivalence import cli, generate, store
-from equivalence.commands.invariance import invariance_
+from equivalence import generate, store
 
 Tell = Callable[..., tuple[int, str, str]]
 COUNTED = "equivalence.planted.counted"
 LOOSE = "order=any,ties=any"
-
-
-@pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tell:
-    """Run `equivalence invariance`: exit code, stdout, stderr."""
-    monkeypatch.setitem(cli.command.commands, "invariance", invariance_)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["invariance", *(str(argument) for argument in arguments)])
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture
@@ -45,7 +29,16 @@ def test_equal_is_three_lines_and_a_counted_sentence(folder: Path, tell: Tell) -
     """The case with what ran and what did not, the whole call, the schedules; exit 0."""
     candidate = f"{COUNTED}:random_ties"
     code, out, err = tell(
-        folder, "--candidate", candidate, "--contract", LOOSE, "--rows", "2,5,99", "--seed", "4"
+        "invariance",
+        folder,
+        "--candidate",
+        candidate,
+        "--contract",
+        LOOSE,
+        "--rows",
+        "2,5,99",
+        "--seed",
+        "4",
     )
     assert (code, err) == (cli_code("EQUAL"), "")
     lines = out.splitlines()
@@ -61,7 +54,7 @@ def test_equal_is_three_lines_and_a_counted_sentence(folder: Path, tell: Tell) -
 def test_a_difference_exits_1_with_a_command_to_run_again(folder: Path, tell: Tell) -> None:
     """The smallest call is told, and the options given stand in the command."""
     options = ("--contract", LOOSE, "--rows", "1,4", "--seed", "2", "--repeats", "3")
-    code, out, _ = tell(folder, "--candidate", f"{COUNTED}:_by_longest", *options)
+    code, out, _ = tell("invariance", folder, "--candidate", f"{COUNTED}:_by_longest", *options)
     assert code == cli_code("DIFFERENT")
     assert "    reading   row 0 alone is right; before row 1 it is wrong\n" in out
     again = next(line for line in out.splitlines() if line.startswith("  again "))
@@ -74,20 +67,20 @@ def test_a_difference_exits_1_with_a_command_to_run_again(folder: Path, tell: Te
 def test_json_holds_every_schedule(folder: Path, tell: Tell) -> None:
     """On stdout there is nothing else; in a file the same."""
     options = ("--candidate", f"{COUNTED}:right", "--contract", LOOSE, "--rows", "3")
-    code, out, _ = tell(folder, *options, "--json", "-")
+    code, out, _ = tell("invariance", folder, *options, "--json", "-")
     told = json.loads(out)
     assert (code, told["status"]) == (0, "EQUAL")
     runs = [run["run"] for run in told["cases"][0]["runs"]]
     assert runs == ["whole call", "chunks of 3 rows"]
     target = folder / "out.json"
-    assert tell(folder, *options, "--json", target)[0] == 0
+    assert tell("invariance", folder, *options, "--json", target)[0] == 0
     assert json.loads(target.read_text(encoding="utf-8"))["cases"] == told["cases"]
 
 
 def test_no_schedule_is_undecided(folder: Path, tell: Tell) -> None:
     """Exit 3, and the note says why."""
     code, out, _ = tell(
-        folder, "--candidate", f"{COUNTED}:right", "--contract", LOOSE, "--rows", "9"
+        "invariance", folder, "--candidate", f"{COUNTED}:right", "--contract", LOOSE, "--rows", "9"
     )
     assert code == cli_code("UNDECIDED")
     assert "no schedule ran; not run: chunks of 9 rows (the call has 9 rows)" in out
@@ -97,7 +90,7 @@ def test_a_bad_file_is_undecided_and_its_neighbour_called(folder: Path, tell: Te
     """What cannot be read is told as a case of its own."""
     (folder / "bad.safetensors").write_bytes((folder / "ragged.safetensors").read_bytes()[:-9])
     code, out, _ = tell(
-        folder, "--candidate", f"{COUNTED}:right", "--contract", LOOSE, "--rows", "3"
+        "invariance", folder, "--candidate", f"{COUNTED}:right", "--contract", LOOSE, "--rows", "3"
     )
     assert code == cli_code("UNDECIDED")
     assert out.startswith("bad               UNDECIDED             invalid-record: ")
@@ -108,15 +101,17 @@ def test_only_cases_of_an_op(folder: Path, tell: Tell) -> None:
     """`--op` leaves the others out."""
     tiny.put(folder, tiny.prefill())
     options = ("--candidate", f"{COUNTED}:right", "--contract", LOOSE, "--rows", "3")
-    assert tell(folder, *options, "--op", "ragged_topk")[0] == 0
-    code, _, err = tell(folder, *options, "--op", "decode_indexer")
+    assert tell("invariance", folder, *options, "--op", "ragged_topk")[0] == 0
+    code, _, err = tell("invariance", folder, *options, "--op", "decode_indexer")
     assert (code, err) == (2, "equivalence: no case of op decode_indexer in cases\n")
 
 
 def test_a_run_without_a_choice_proves_nothing(tmp_path: Path, tell: Tell) -> None:
     """Where every window fits into k, no schedule could have lost a winner."""
     tiny.put(tmp_path, tiny.topk(params={"k": 40}, recorded=()))
-    code, out, err = tell(tmp_path, "--candidate", "bad_candidates:right", "--rows", "2")
+    code, out, err = tell(
+        "invariance", tmp_path, "--candidate", "bad_candidates:right", "--rows", "2"
+    )
     assert (code, err) == (cli_code("UNDECIDED"), "")
     assert "no power: no row of raw_indices had a choice to get wrong; 1 schedule in 2 calls" in out
 
@@ -140,7 +135,7 @@ USAGE = {
 def test_wrong_use_is_one_sentence(line: str, folder: Path, tell: Tell) -> None:
     """Exit 2 before anything is called."""
     assert folder.is_dir()
-    code, out, err = tell(*line.split())
+    code, out, err = tell("invariance", *line.split())
     assert (code, out) == (cli_code("USAGE"), "")
     assert err.startswith(f"equivalence: {USAGE[line]}")
     assert err.count("\n") == 1

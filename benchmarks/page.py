@@ -1,4 +1,4 @@
-"""docs/results.md, made of the files in benchmarks/results: `python -m benchmarks.results`."""
+"""docs/results.md, made of the files in benchmarks/results: `python -m benchmarks.page`."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def render(folder: Path = FOLDER) -> str:
 _HEAD = """\
 # Results on a Hopper GPU
 
-Written by `python -m benchmarks.results` from `benchmarks/results/hopper-*.json`,
+Written by `python -m benchmarks.page` from `benchmarks/results/hopper-*.json`,
 which `make gpu` writes on a machine with a Hopper GPU, the kernels and nvcc.
 A test fails when this page and those files part.
 
