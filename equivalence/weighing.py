@@ -123,7 +123,7 @@ def _of_baseline(job: Job) -> list[Finding]:
 def _drifted(job: Job, hashed: digest.Rows) -> list[Finding]:
     """A stored digest that the present reference no longer gives."""
     told = []
-    whole = job.source == "reference" and job.rows is None and not job.windows.broken
+    whole = job.source == "reference" and not job.windows.broken
     now = hashed.result() if whole else {}
     for stage, got in now.items():
         want = job.case.reference.get(stage, got)

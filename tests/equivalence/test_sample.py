@@ -56,6 +56,17 @@ def test_rows_that_nobody_writes_are_not_drawn() -> None:
     assert {int(row) for row in got} <= set(range(10, 40))
 
 
+def test_corners_leave_half_and_preferred_rows_a_quarter() -> None:
+    """Of 100 requests of 4 rows half are corners: 10 of 20, 5 preferred ones, 5 others."""
+    case, windows = batch([4] * 100)
+    first = torch.arange(100) * 4 + 1
+    got = sample.rows_of(case, windows, count=20, first=first)
+    inner = got[(got % 4 == 1) | (got % 4 == 2)]
+    assert len(got) == 20
+    assert len(inner) >= 5
+    assert int((got % 4 == 1).sum()) >= 5
+
+
 def test_another_seed_gives_other_rows_and_the_same_seed_the_same() -> None:
     """The sample is a function of its seed."""
     case, windows = batch([200])
