@@ -164,6 +164,7 @@ def test_logits_are_compared_bit_for_bit() -> None:
     assert found.evidence[1].note in ("+1 ulp", "-1 ulp")
     assert found.evidence[4].place == "rows 0-4"
     stage = in_short(verdict).runs[1].stages["logits"]
+    assert set(stage.rules) == {"row-variance"}
     assert stage.counts["compared"] == stage.counts["identical"] + stage.counts["different"]
     assert stage.counts["different"] > 0
 
