@@ -44,7 +44,7 @@ def original(
         UsageError: an input is missing or unknown, topk is below 1, a part has no such name, or
             the scorer returned something else than scores of its rows.
     """
-    layer = layer_of(call)
+    layer = layer_of(call, original)
     return _run(
         layer,
         [slice(0, len(layer.q))] if len(layer.q) else [],
@@ -85,7 +85,7 @@ def chunked(
     Raises:
         UsageError: as `original`, and for an unknown style or a budget that is none.
     """
-    layer = layer_of(call)
+    layer = layer_of(call, chunked)
     cut = row_chunks(
         rows=len(layer.q),
         columns=len(layer.k),

@@ -3,8 +3,9 @@
 A step works on a slice of rows and writes into outputs of all rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ class Layer:
         return (end - self.row_start[rows]).clamp(min=0)
 
 
-def layer_of(call: Mapping[str, Any]) -> Layer:
-    """The call as a Layer.
+def layer_of(call: Mapping[str, Any], path: Callable[..., Any]) -> Layer:
+    """The call of a path as a Layer, without the path's own settings.
 
     Raises:
         UsageError: an input is missing or unknown, or a parameter is out of range.
@@ -69,7 +70,12 @@ def layer_of(call: Mapping[str, Any]) -> Layer:
     known = {field.name: field for field in fields(Layer)}
     for name in call:
         if name not in known:
-            raise UsageError(f"prefill_indexer takes no {name!r}: it takes {', '.join(known)}")
+            kinds = signature(path).parameters.values()
+            own = ", ".join(each.name for each in kinds if each.kind is each.KEYWORD_ONLY)
+            raise UsageError(
+                f"{path.__name__} takes no {name!r}: its settings are {own},"
+                f" and prefill_indexer takes {', '.join(known)}"
+            )
     for name, field in known.items():
         if name not in call and field.default is MISSING:
             raise UsageError(f"prefill_indexer needs {name!r}")

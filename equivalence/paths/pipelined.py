@@ -73,7 +73,7 @@ def pipelined(
     Raises:
         UsageError: as `chunked`.
     """
-    layer = layer_of(call)
+    layer = layer_of(call, pipelined)
     cut = row_chunks(
         rows=len(layer.q),
         columns=len(layer.k),

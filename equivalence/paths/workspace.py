@@ -200,7 +200,7 @@ def dense(
     Raises:
         UsageError: as `chunked.original`, or the budget or micro_batches is below 1.
     """
-    given = layer_of(call)
+    given = layer_of(call, dense)
     outputs = allocate(given, keep_logits=keep_logits)
     write = parts.selector(selector)
 

@@ -59,7 +59,7 @@ def view_outlives_chunk(
     **call: Any,  # noqa: ANN401 - as `chunked` takes it
 ) -> dict[str, Tensor]:
     """Reuse one buffer, and pick from a chunk's view once the next chunk is already in it."""
-    layer = layer_of(call)
+    layer = layer_of(call, view_outlives_chunk)
     outputs = allocate(layer, keep_logits=keep_logits)
     buffer = layer.weights.new_empty(CHUNK_ROWS * len(layer.k))
     late: tuple[slice, Logits] | None = None

@@ -324,9 +324,10 @@ def test_nan_scores_pass_through() -> None:
             "width is 8: the absolute windows need 9 cells",
         ),
         (
-            {"arithmetic": "exact"},
+            {"budget": 4},
             (
-                "prefill_indexer takes no 'arithmetic': it takes q, k, k_scale, weights, "
+                "{way} takes no 'budget': its settings are style, budget_bytes, scorer, selector, "
+                "keep_logits, observe{more}, and prefill_indexer takes q, k, k_scale, weights, "
                 "row_start, row_end, topk, columns, width, page_size, block_table, "
                 "row_to_request, k_slots, topk_indices_offset"
             ),
@@ -339,7 +340,8 @@ def test_wrong_use_is_said_in_one_sentence(way: Way, how: dict[str, Any], senten
     case = batches.case(BATCHES["cold"])
     with pytest.raises(UsageError) as raised:
         call(case, way, **how)
-    assert str(raised.value) == sentence
+    more = ", streams" if way is pipelined else ""
+    assert str(raised.value) == sentence.format(way=way.__name__, more=more)
 
 
 def test_a_missing_input_is_named() -> None:
