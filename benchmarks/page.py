@@ -50,8 +50,6 @@ _LIMITS = """
 - "new == original" speaks of every row and slot.
   Legality is judged by the reference on the sampled rows, and by the original's own logits,
   which were compared bit for bit, on each further row that differs.
-- `fast_topk` takes its slots in the order of atomic operations, so no layer-forward of 16,384 rows
-  repeats slot by slot; in most some row is cut inside a tie, and then sets differ too.
 """
 
 
@@ -117,7 +115,8 @@ def _sweep(part: dict[str, Any]) -> str:
     head = ("way", "budget GiB", "transient GiB", "ms", "time / original")
     return (
         f"## Budgets\n\n{part['setup']['rows']:,} rows, {columns:,} columns.\n"
-        "Pipelined: two chunks alive, each of half the budget.\n\n" + _table(head, rows)
+        "Pipelined: two chunks alive, each of half the budget, so small budgets make it launch\n"
+        "twice as many and smaller kernels.\n\n" + _table(head, rows)
     )
 
 
@@ -219,7 +218,12 @@ def _compared(part: dict[str, Any]) -> str:
         "## New against original, and original against itself\n\n"
         f"One [T, L] call against chunks under {_gib(setup['budget'])} GiB, over {setup['layers']} "
         f"layers of each ratio ({', '.join(map(str, setup['ratios']))}),\n"
-        f"at least {setup['sample']} rows a layer-forward judged by the reference.\n"
+        f"at least {setup['sample']} rows a layer-forward judged by the reference (sampled), and\n"
+        "each further row in which any two of the three arms hold another set, by the original's\n"
+        "own logits, which are the same bits in all arms.\n"
+        "`fast_topk` takes its slots in the order of atomic operations, so no layer-forward of\n"
+        "16,384 rows repeats slot by slot, and in most some row is cut inside a tie: then sets\n"
+        "differ too. The rows say how often.\n"
         "No op publishes masks yet, so that column is empty.\n\n"
         + tables
         + "p is the exact one-sided McNemar test on layer-forwards in which only one of the two "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from equivalence import session
 from equivalence.errors import UsageError
@@ -42,21 +43,38 @@ class Equivalence:
     ) -> Verdict:
         """Judge one case, as `equivalence.check` does, and count the verdict."""
         __tracebackhide__ = True
-        from equivalence.judge import check  # noqa: PLC0415 - torch is imported on use
-
-        judged = self.session.candidate if candidate is None else candidate
-        verdict = check(
+        verdict = self._judged(
             case,
-            judged,
+            candidate=self.session.candidate if candidate is None else candidate,
             baseline=baseline,
-            contract=self.session.contract if contract is None else contract,
-            device=self.session.device if device is None else device,
+            contract=contract,
+            device=device,
             repeats=repeats,
             max_transient=max_transient,
-            require_path=self.session.require_path if judged is not None else (),
         )
         session.tell(verdict, self.session.properties)
         return verdict
+
+    def _judged(
+        self,
+        case: Case,
+        *,
+        candidate: Candidate | None,
+        contract: Contract | str | None,
+        device: torch.device | str | None,
+        **rest: Any,  # noqa: ANN401 - passed on by name
+    ) -> Verdict:
+        """Judge a case with what the session asks for, where the call left it out."""
+        from equivalence.judge import check  # noqa: PLC0415 - torch is imported on use
+
+        return check(
+            case,
+            candidate,
+            contract=self.session.contract if contract is None else contract,
+            device=self.session.device if device is None else device,
+            require_path=self.session.require_path if candidate is not None else (),
+            **rest,
+        )
 
     def assert_equivalent(
         self,
@@ -73,15 +91,18 @@ class Equivalence:
         __tracebackhide__ = True
         from equivalence.judge import raise_unless_equal  # noqa: PLC0415 - torch is imported on use
 
-        verdict = self.check(
-            case,
-            candidate,
+        judged = self.session.candidate if candidate is None else candidate
+        judge = partial(
+            self._judged,
+            candidate=judged,
             baseline=baseline,
             contract=contract,
             device=device,
             repeats=repeats,
             max_transient=max_transient,
         )
+        verdict = judge(case)
+        session.tell(verdict, self.session.properties)
         if verdict.status is not Status.EQUAL:
             given = self.session.contract if contract is None else str(contract)
             bound = self.session.name if candidate is None else verdict.candidate or None
@@ -93,6 +114,7 @@ class Equivalence:
                 contract=given,
                 repeats=repeats,
                 max_transient=max_transient,
+                still=None if judged is None else lambda part: judge(part).status is verdict.status,
             )
             raise_unless_equal(verdict, message=message)
         return verdict

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +20,15 @@ from equivalence.verdict import Verdict
 MOST_ROWS = 64
 """Rows a saved case holds at most, before requests are completed."""
 
+MOST_BYTES = 64 << 20
+"""Bytes of inputs of a case that is kept whole."""
+
 _SHOWN = 4
 
 
-def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str] | None:
+def save_failing(
+    verdict: Verdict, case: Case, folder: Path, *, still: Callable[[Case], bool] | None = None
+) -> tuple[Path, str] | None:
     """Save the rows that fail or could not be decided, with what was recorded of them.
 
     Decode rows come by whole requests.
@@ -34,10 +39,13 @@ def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str]
         verdict: of `case`.
         case: what was judged.
         folder: where the file goes, named after the case and a digest of its contents.
+        still: whether a smaller call fails as this one did; a candidate may fail by how many rows
+            it is called with, and then the whole case is kept.
 
     Returns:
         The file and a sentence on what it holds; None where no single row is at fault, unless the
-        case stands in no file and is small enough to be kept whole.
+        case stands in no file and is small enough to be kept whole, and where rows pass alone
+        that stand in a file or are too many bytes.
 
     Raises:
         OSError: the folder cannot be written.
@@ -52,8 +60,14 @@ def save_failing(verdict: Verdict, case: Case, folder: Path) -> tuple[Path, str]
     next_n = sizes.get("n", 1)
     rows = schema.whole_requests(torch.tensor(sorted(wrong[:MOST_ROWS])), next_n=next_n)
     numbers = [str(row) for row in rows.tolist()]
+    part = take_rows(case, rows)
+    if still is not None and len(rows) < sizes["rows"] and not still(part):
+        if case.path or sum(t.nbytes for t in case.inputs.values()) > MOST_BYTES:
+            return None
+        path = _write(case, folder)
+        return path, f"all rows: those that fail pass alone, {size(path.stat().st_size)}"
     about = {"rows": f"{' '.join(numbers)} of {case.name}"}
-    path = _write(replace(take_rows(case, rows), provenance={**case.provenance, **about}), folder)
+    path = _write(replace(part, provenance={**case.provenance, **about}), folder)
     held = f", of {len(wrong):,} that fail" if len(wrong) > MOST_ROWS else ""
     return path, f"{_rows(numbers)}{held}, {size(path.stat().st_size)}"
 

@@ -13,7 +13,7 @@ from equivalence.errors import InvalidCase, UsageError
 from equivalence.verdict import Status, Verdict, run_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from equivalence.candidate import Candidate
     from equivalence.case import Case
@@ -145,7 +145,22 @@ def judge_file(session: Session, path: Path) -> None:
         message = plain.block(f"{saved.here(path)}: {reason}")
     else:
         case = store.load(path)
-        message = why(session, verdict, case, name=session.name, contract=session.contract)
+        still = None
+        if session.candidate is not None:
+
+            def still(part: Case) -> bool:
+                again = judge.check(
+                    part,
+                    session.candidate,
+                    contract=session.contract,
+                    device=session.device,
+                    require_path=session.require_path,
+                )
+                return again.status is verdict.status
+
+        message = why(
+            session, verdict, case, name=session.name, contract=session.contract, still=still
+        )
     judge.raise_unless_equal(verdict, message=message)
 
 
@@ -158,6 +173,7 @@ def why(
     contract: str | None,
     repeats: int = 1,
     max_transient: int | None = None,
+    still: Callable[[Case], bool] | None = None,
 ) -> str:
     """The failure message, with the file that holds the failing rows and how to judge it again.
 
@@ -169,6 +185,7 @@ def why(
         contract: the one given as an argument.
         repeats: calls of the candidate.
         max_transient: bytes a call may hold, where that was asked.
+        still: whether some of the rows fail alone, where a candidate was judged.
     """
     from equivalence import saved  # noqa: PLC0415 - torch is imported on use
     from equivalence.report import as_text  # noqa: PLC0415 - likewise
@@ -176,7 +193,7 @@ def why(
     path, told = verdict.path, ""
     if session.folder is not None:
         try:
-            kept = saved.save_failing(verdict, case, session.folder)
+            kept = saved.save_failing(verdict, case, session.folder, still=still)
         except (OSError, InvalidCase) as error:
             kept, told = None, f"nothing: {error}"
         if kept is not None:

@@ -5,6 +5,8 @@ _KIB = 1024
 
 def size(count: int) -> str:
     """Bytes with a binary unit: 337 KiB, 2.0 GiB."""
+    if count < _KIB // 2:
+        return many(count, "byte")
     kib = count / _KIB
     if kib < _KIB:
         return f"{kib:,.0f} KiB"

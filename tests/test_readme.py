@@ -102,16 +102,37 @@ def test_the_readmes_replay_is_the_real_one(
 
 
 def test_the_readmes_bounded_path_is_right_and_keeps_its_memory(pytester: pytest.Pytester) -> None:
-    """The second test on the page judges two generated layers."""
+    """The second test on the page judges five recorded layers and two generated ones."""
+    (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
     pytester.makepyfile(test_bounded=blocks("python")[3])
-    pytester.runpytest_inprocess("test_bounded.py").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess("test_bounded.py").assert_outcomes(passed=9)
+
+
+def test_the_readmes_bounded_path_fails_where_it_rounds(pytester: pytest.Pytester) -> None:
+    """A selection by bfloat16 logits is caught on a recorded layer."""
+    (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
+    pytester.makepyfile(
+        rounding="""
+        from equivalence.paths import parts
+
+        def select(*, scores, column, visible, out):
+            rounded = scores.bfloat16().float()
+            parts.reference_topk(scores=rounded, column=column, visible=visible, out=out)
+        """
+    )
+    page = blocks("python")[3].replace("budget_bytes=4_096", "selector=select")
+    pytester.makepyfile(test_bounded="from rounding import select\n" + page)
+    pytester.syspathinsert()
+    result = pytester.runpytest_inprocess("test_bounded.py", "-k", "prefill-causal")
+    result.assert_outcomes(failed=1, deselected=8)
 
 
 def test_the_readmes_bounded_path_fails_where_it_takes_more(pytester: pytest.Pytester) -> None:
     """A thousandth of the memory is not enough, and that is said."""
+    (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
     pytester.makepyfile(test_bounded=blocks("python")[3].replace("64 << 20", "64 << 10"))
-    result = pytester.runpytest_inprocess("test_bounded.py")
-    result.assert_outcomes(failed=2)
+    result = pytester.runpytest_inprocess("test_bounded.py", "-k", "prefill_indexer and bounded_p")
+    result.assert_outcomes(failed=2, deselected=7)
     result.stdout.fnmatch_lines(["*want*transient*at most 64 KiB*"])
 
 

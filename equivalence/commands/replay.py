@@ -93,7 +93,8 @@ def replay(  # noqa: PLR0917 - click hands options over by name
                     contract=contract or "",
                     device=device or "",
                     repeats=repeats,
-                    rows=verdict.failing[:_AGAIN] or chosen or (),
+                    # A candidate may fail by how many rows it is called with.
+                    rows=chosen or (verdict.failing[:_AGAIN] if candidate is None else ()),
                     max_transient=max_transient,
                     require_path=require_path,
                 )

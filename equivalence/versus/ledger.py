@@ -166,7 +166,8 @@ class Ledger:
             return
         if not whole.controls:
             yield "the control arm was not run"
-        if not self.power[CANDIDATE]:
+        judged = not any(self.arms[CANDIDATE, each] for each in Status if each is not Status.EQUAL)
+        if judged and not self.power[CANDIDATE]:
             yield "no row selects: every window fits into k"
         if self.total.unclassified:
             rows = many(self.total.unclassified, "row")

@@ -133,6 +133,26 @@ def test_json_may_go_to_a_file(folder: Path, tell: Tell, monkeypatch: pytest.Mon
     )
 
 
+def test_a_candidate_is_run_again_with_every_row(tmp_path: Path, tell: Tell) -> None:
+    """The fault may come from how many rows there are: a command for some would show nothing."""
+    path = tiny.put(tmp_path, tiny.topk(recorded=()))
+    name = "equivalence.planted.counted:right"
+    (tmp_path / "counted_rows.py").write_text(
+        "from equivalence.planted.counted import right\n\n\n"
+        "def short(**call):\n    picks = right(**call)\n    picks[1:2] = -1\n    return picks\n",
+        encoding="utf-8",
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        code, out, _ = tell("replay", path, "--candidate", "counted_rows:short")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert code == common.DIFFERENT
+    (again,) = [line for line in out.splitlines() if line.startswith("  again")]
+    assert again.endswith("--candidate counted_rows:short")
+    assert tell("replay", path, "--candidate", name)[0] == common.EQUAL
+
+
 def test_a_difference_exits_1_with_a_command_to_run_again(tmp_path: Path, tell: Tell) -> None:
     """Paths are quoted for a shell, and only the failing rows are asked for."""
     picks = tiny.topk().recorded[0]["raw_indices"].clone()

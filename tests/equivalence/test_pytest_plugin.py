@@ -708,3 +708,38 @@ def test_row_count_invariance_of_nothing(pytester: pytest.Pytester, tests: Run) 
     )
     result = tests("test_rows.py")
     result.stdout.fnmatch_lines(["*UsageError: row-count invariance of what? give a candidate"])
+
+
+_COUNTED = """
+    from refimpl.topk import ragged_topk
+
+    def short(**call):
+        picks = ragged_topk(**call)
+        if len(picks) > 2:
+            picks[2] = -1
+        return picks
+"""
+
+
+def test_rows_that_pass_alone_keep_their_case(pytester: pytest.Pytester, tests: Run) -> None:
+    """A fault of the row count is saved with all rows, so that the command shows it again."""
+    pytester.makepyfile(counted=_COUNTED)
+    pytester.makepyfile(
+        test_rows="""
+        import counted
+        from equivalence import generate
+
+        def test_rows(equivalence):
+            equivalence.assert_equivalent(generate.ragged_topk(0), counted.short)
+        """
+    )
+    result = tests("test_rows.py")
+    (kept,) = (pytester.path / ".equivalence").glob("*.safetensors")
+    result.stdout.fnmatch_lines(["*saved *(all rows: those that fail pass alone, *"])
+    case = store.load(kept)
+    assert len(case.inputs["row_start"]) == 9
+    _store(pytester.path / "cases", case)
+    result = tests("cases", "--equivalence-candidate=counted:short")
+    (again,) = [line for line in result.outlines if line.strip("E ").startswith("again")]
+    assert again.split("replay ")[1].startswith("cases/")
+    assert "--rows" not in again

@@ -155,6 +155,7 @@ def test_an_output_that_the_candidate_lacks_leaves_it_undecided(kept: str) -> No
     got = compare(lambda **given: {kept: right(**given)[kept]}, case())
     assert got.arms[CANDIDATE] is Status.UNDECIDED
     assert got.status is Status.UNDECIDED
+    assert got.why == ("the candidate is undecided in 1 layer-forward",)
     (lost,) = set(BOTH) - {kept}
     readings = {f.reading for v in got.failing[0].verdicts for f in v.findings if f.stage == lost}
     assert readings == {"the original gives it, and the candidate does not"}
