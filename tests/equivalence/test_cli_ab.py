@@ -143,6 +143,8 @@ USAGE = {
     " --markdown both write to -",
     "ab cases --original tied:fixed --candidate tied:fixed --json a --markdown ./a": "--json and"
     " --markdown both write to a",
+    f"ab cases --original tied:fixed --candidate tied:fixed --seed {1 << 63}": "seed is"
+    f" {1 << 63}; it is a whole number from 0 to 2**63 - 1",
 }
 
 

@@ -145,3 +145,19 @@ def test_a_spread_of_large_values_stays_small() -> None:
     got = spread(range(1025, 4000))
     assert got == Spread(counts={2048: 1024, 4096: 1951}, least=1025, most=3999)
     assert got.median == 3999
+
+
+def test_a_layer_without_columns_has_no_ties() -> None:
+    """Rows that see nothing select nothing, and nothing is looked at."""
+    case = Case(
+        op="ragged_topk",
+        inputs={
+            "scores": torch.zeros(2, 0),
+            "row_start": torch.zeros(2, dtype=torch.int32),
+            "row_end": torch.zeros(2, dtype=torch.int32),
+        },
+        params={"k": 4},
+    )
+    windows = ops.find(case.op).windows(case)
+    got = census.look(case, windows, torch.arange(2), logits=None, contract=Contract())
+    assert got == Census(rows=2, selecting=0, scores="input")
