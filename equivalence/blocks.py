@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from equivalence import ops
-from equivalence.case import BY_DESIGN, Case, take_rows
+from equivalence.case import Case, take_rows
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase
 from equivalence.selection import Selection, best_picks, reads_scores
 from equivalence.sides import Side
-from equivalence.windows import Windows
+from equivalence.windows import Windows, live
 from refimpl import fast
 
 # A GPU wants fewer and larger blocks; both stay below the 256 MiB a judge may take.
@@ -71,13 +71,7 @@ class Job:
     @cached_property
     def live(self) -> Tensor:
         """Rows that are judged, bool [T]: not broken, and meant to be written."""
-        live = torch.ones_like(self.windows.start, dtype=torch.bool)
-        if self.case.row_class is not None:
-            for kind in BY_DESIGN:
-                live &= self.case.row_class != kind
-        if self.windows.broken:
-            live[list(self.windows.broken)] = False
-        return live
+        return live(self.case, self.windows)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -66,7 +66,7 @@ def check_row_count(
             baseline of an op that has its scores among the inputs, a count below 1 or a seed
             below 0.
     """
-    free = Contract.parse(contract) if isinstance(contract, str) else contract or Contract()
+    free = Contract() if contract is None else judge.freedoms(contract)
     _check_counts(case, baseline, rows, seed, repeats=repeats, sample=sample)
     if device is not None:
         judge.check_device(device)

@@ -71,9 +71,7 @@ def one(path: Path, options: Options, *, progress: Progress | None = None) -> Ve
     try:
         case = store.load(path)
     except InvalidCase as error:
-        name = plain.line(path.stem)
-        blank = Verdict(case=name, op="", path=str(path), status=Status.UNDECIDED)
-        return judge.invalid(blank, str(error))
+        return unreadable(path, error)
     return judge.check(
         case,
         options.candidate,
@@ -85,6 +83,13 @@ def one(path: Path, options: Options, *, progress: Progress | None = None) -> Ve
         require_path=options.require_path,
         progress=None if progress is None else partial(progress, case.name),
     )
+
+
+def unreadable(path: Path, error: InvalidCase) -> Verdict:
+    """The verdict of a file that holds no case: nothing may be concluded."""
+    name = plain.line(path.stem)
+    blank = Verdict(case=name, op="", path=str(path), status=Status.UNDECIDED)
+    return judge.invalid(blank, str(error))
 
 
 def _is_of(path: Path, op: str | None) -> bool:

@@ -95,11 +95,13 @@ def _rows(numbers: Sequence[str]) -> str:
 def again(
     path: Path | str,
     *,
+    command: str = "replay",
     candidate: str = "",
     contract: str = "",
     device: str = "",
     repeats: int = 1,
     rows: Sequence[int] = (),
+    seed: int = 0,
     max_transient: int | None = None,
     require_path: Sequence[str] = (),
 ) -> str:
@@ -107,11 +109,13 @@ def again(
 
     Args:
         path: the case; shown from the working directory where it is below it.
+        command: which one.
         candidate: MODULE:FUNCTION, or "" for the recorded runs.
         contract: as given to the judge, or "" for the case's own or the strict one.
         device: where the inputs go, or "".
         repeats: how often the candidate is called.
         rows: only these, or all where there are none.
+        seed: of what is random, where that is not 0.
         max_transient: bytes a call may hold, or None.
         require_path: kernels each call must have run.
     """
@@ -121,9 +125,10 @@ def again(
         "--device": device,
         "--repeats": str(repeats) if repeats > 1 else "",
         "--rows": ",".join(map(str, rows)),
+        "--seed": str(seed) if seed else "",
         "--max-transient": "" if max_transient is None else str(max_transient),
     }
-    words = ["equivalence", "replay", here(path)]
+    words = ["equivalence", command, here(path)]
     words += [word for name, value in options.items() if value for word in (name, value)]
     words += [word for name in require_path for word in ("--require-path", name)]
     return python_path(candidate) + shlex.join(words)

@@ -43,6 +43,16 @@ class _Bad:
     values: tuple[Tensor | int, ...] = ()
 
 
+def live(case: Case, windows: Windows) -> Tensor:
+    """Rows that a kernel is meant to write, and whose windows can be, bool [T]."""
+    rows = torch.ones_like(windows.start, dtype=torch.bool)
+    for kind in BY_DESIGN if case.row_class is not None else ():
+        rows &= case.row_class != kind
+    if windows.broken:
+        rows[list(windows.broken)] = False
+    return rows
+
+
 def param(case: Case, name: str) -> Any:  # noqa: ANN401 - a JSON value whose type the op knows
     """A parameter of the case, or the op's default."""
     return case.params.get(name, schema.OPS[case.op].defaults.get(name))

@@ -110,16 +110,13 @@ def _check(contract: str | None, device: str | None) -> None:
 
 def _judged(path: Path, called: "Candidate", options: Mapping[str, Any], tell: Tell) -> "Verdict":
     """One case file; a bad one is UNDECIDED."""
-    from equivalence import judge, plain, store  # noqa: PLC0415 - torch is imported when needed
+    from equivalence import run, store  # noqa: PLC0415 - torch is imported when needed
     from equivalence.invariance import check_row_count  # noqa: PLC0415 - likewise
-    from equivalence.verdict import Status, Verdict  # noqa: PLC0415 - likewise
 
     try:
         case = store.load(path)
     except InvalidCase as error:
-        name = plain.line(path.stem)
-        blank = Verdict(case=name, op="", path=str(path), status=Status.UNDECIDED)
-        return judge.invalid(blank, str(error))
+        return run.unreadable(path, error)
     return check_row_count(case, called, progress=partial(tell, case.name), **options)
 
 
@@ -127,17 +124,16 @@ def _again(path: str, candidate: str, options: Mapping[str, Any]) -> str:
     """The command that judges a file again."""
     from equivalence import saved  # noqa: PLC0415 - torch is imported when needed
 
-    replayed = saved.again(
+    return saved.again(
         path,
+        command="invariance",
         candidate=candidate,
         contract=options["contract"] or "",
         device=options["device"] or "",
         repeats=options["repeats"],
         rows=options["rows"] or (),
+        seed=options["seed"],
     )
-    seed = options["seed"]
-    command = replayed.replace("equivalence replay ", "equivalence invariance ", 1)
-    return f"{command} --seed {seed}" if seed else command
 
 
 def _files(paths: Sequence[Path], op: str | None) -> list[Path]:

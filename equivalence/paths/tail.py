@@ -16,8 +16,9 @@ from equivalence.case import ROW_CLASSES, Case
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.paths import chunked
 from equivalence.paths.layer import check_whole
+from refimpl.masks import TAIL
 
-WINDOW = 128
+WINDOW = TAIL
 """Rows of a request that go on."""
 _UNWRITTEN = ROW_CLASSES.index("unwritten-by-design")
 _OF_ROWS = ("q", "weights", "row_start", "row_end", "row_to_request", "topk_indices_offset")

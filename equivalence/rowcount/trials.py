@@ -9,12 +9,12 @@ from torch import Tensor
 
 from equivalence import judge, ops, replay
 from equivalence.candidate import Candidate
-from equivalence.case import BY_DESIGN, Case, take_rows
+from equivalence.case import Case, take_rows
 from equivalence.contract import Contract
 from equivalence.rowcount.schedules import WIDER, Schedule
 from equivalence.sides import Side
 from equivalence.verdict import Verdict
-from equivalence.windows import Windows
+from equivalence.windows import Windows, live
 from refimpl import fast
 
 _FEW_CELLS, _FEW_PRODUCTS = 1 << 28, 1 << 31
@@ -87,12 +87,7 @@ class Trial:
     @cached_property
     def live(self) -> Tensor:
         """Rows whose outputs mean something, bool [T]."""
-        live = torch.ones_like(self.windows.start, dtype=torch.bool)
-        if self.case.row_class is not None:
-            for kind in BY_DESIGN:
-                live &= self.case.row_class != kind
-        live[list(self.windows.broken)] = False
-        return live
+        return live(self.case, self.windows)
 
     @property
     def picks(self) -> Mapping[str, Tensor]:

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from equivalence import arms, ops
-from equivalence.case import BY_DESIGN, Case
+from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.selection import reads_scores
 from equivalence.sides import Side
 from equivalence.versus.forwards import Difference
-from equivalence.windows import Windows
+from equivalence.windows import Windows, live
 
 _PIECE_BYTES = 32 << 20
 _SLOT_BYTES = 64
@@ -49,18 +49,8 @@ def differences(case: Case, windows: Windows, one: Side, two: Side) -> dict[str,
         lacks = stage in found.missing or (stage in odd and stage not in rows)
         if lacks and (stage != "logits" or stage in odd):
             rows[stage] = Rows(slots=every, sets=every)
-    live = _live(case, windows)
-    return {s: Rows(slots=each.slots & live, sets=each.sets & live) for s, each in rows.items()}
-
-
-def _live(case: Case, windows: Windows) -> Tensor:
-    """Rows that a kernel is meant to write, and whose windows can be, bool [T]."""
-    live = torch.ones_like(windows.start, dtype=torch.bool)
-    for kind in BY_DESIGN if case.row_class is not None else ():
-        live &= case.row_class != kind
-    if windows.broken:
-        live[list(windows.broken)] = False
-    return live
+    kept = live(case, windows)
+    return {s: Rows(slots=each.slots & kept, sets=each.sets & kept) for s, each in rows.items()}
 
 
 def minded(
@@ -87,7 +77,7 @@ def minded(
         apart |= rows.sets
         moved |= rows.slots
     if contract.dead != "ignore" and "logits" in compared:
-        apart |= _dead(case, windows, one, two) & _live(case, windows)
+        apart |= _dead(case, windows, one, two) & live(case, windows)
     if contract.order != "any":
         return apart | moved
     here = (moved & ~apart).nonzero()[:, 0]
