@@ -53,10 +53,10 @@ def order_key(
     if nan not in {"reject", "first", "last"}:
         raise ValueError(f"nan is {nan!r}: it is 'reject', 'first' or 'last'")
     bits = as_int(scores).to(torch.int32)
-    magnitude = bits & torch.iinfo(as_int(scores).dtype).max
-    key = torch.where(bits < 0, ~magnitude, bits)
+    # The magnitude of a negative number sorts the other way round.
+    key = bits ^ (bits >> 31 & torch.iinfo(as_int(scores).dtype).max)
     if zero_sign == "equal":
-        key = torch.where(magnitude == 0, 0, key)
+        key = torch.where(scores == 0, 0, key)
     above = _INFINITY[scores.dtype] + 1
     if nan == "first":
         key = torch.where(scores.isnan(), above, key)

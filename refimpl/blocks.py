@@ -5,6 +5,7 @@ cut at the window's end. The newest block is the last: it is always kept, whatev
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from refimpl import bits, topk
 BLOCK = 8
 CELLS = 1 << 20
 Nan = Literal["propagate", "ignore", "drop"]
+Ties = Literal["lowest", "highest", "any", "all"]
 
 _PINNED = torch.iinfo(torch.int32).max
 _NEVER = torch.iinfo(torch.int32).min
@@ -83,14 +85,13 @@ def block_scores(
     best = scores.new_empty(len(scores), blocks)
     column = torch.arange(blocks * block_size, device=scores.device)
     for rows in row_blocks(len(scores), len(column)):
-        at = row_start[rows, None] + column
-        cells = scores[rows].gather(1, at.clamp(0, max(0, scores.shape[1] - 1)))
+        cells = _from(scores[rows], row_start[rows], len(column))
         cells = torch.where(column < visible[rows, None], cells, -torch.inf)
+        if nan == "ignore":
+            cells = cells.masked_fill(cells.isnan(), -torch.inf)
         cells = cells.view(len(cells), blocks, block_size)
-        keys = bits.order_key(cells, nan="first" if nan == "propagate" else "last")
-        top = cells.gather(2, keys.argmax(2, keepdim=True)).squeeze(2)
-        instead = torch.nan if nan == "propagate" else -torch.inf
-        best[rows] = torch.where(top.isnan(), instead, top)
+        top = _ordered(_ordered(bits.as_int(cells)).amax(2)).view(cells.dtype)
+        best[rows] = top.masked_fill(cells.amax(2).isnan(), torch.nan)
     return best
 
 
@@ -99,7 +100,7 @@ def kept_blocks(
     block_scores: Tensor,
     blocks: Tensor,
     topk_blocks: int,
-    ties: topk.Ties = "lowest",
+    ties: Ties = "lowest",
     nan: Nan = "propagate",
     short_rows: Literal["identity", "any"] = "identity",
     zero_sign: topk.ZeroSign = "distinct",
@@ -110,7 +111,8 @@ def kept_blocks(
         block_scores: [T, B] as `block_scores` gives them.
         blocks: [T] int32, how many of them a row has.
         topk_blocks: blocks a row publishes at most.
-        ties: which of the blocks at the cutoff are kept; `any` keeps the lowest.
+        ties: which of the blocks at the cutoff are kept; `any` keeps the lowest, `all` every one
+            of them, as a mask of `score >= cutoff` does: then a row may hold more.
         nan: `propagate` puts a NaN block above +inf, `ignore` below -inf;
             `drop` lets it take a place as `propagate` does and then publishes it not.
         short_rows: `identity` keeps all of a row's blocks where there are no more than
@@ -126,6 +128,50 @@ def kept_blocks(
     Source: SGLang 0.5.23 dsv4/candidate_blocks.py:162-182, which drops NaN (and under topk_blocks
     NaN blocks loses the newest one, which is a fault here); the sparse table has the identity.
     """
+    legal = legal_rows(
+        block_scores=block_scores,
+        blocks=blocks,
+        topk_blocks=topk_blocks,
+        ties=ties,
+        nan=nan,
+        short_rows=short_rows,
+        zero_sign=zero_sign,
+    )
+    return chosen(legal, ties=ties)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LegalRows:
+    """What some rows may publish: `topk.LegalSet`, row by row.
+
+    Attributes:
+        need: int64 [T], how many blocks a row owes.
+        must: bool [T, B], all of them are published, the newest always.
+        ties: bool [T, B], blocks at the cutoff: need - |must| of them are published.
+    """
+
+    need: Tensor
+    must: Tensor
+    ties: Tensor
+
+
+def legal_rows(
+    *,
+    block_scores: Tensor,
+    blocks: Tensor,
+    topk_blocks: int,
+    ties: Ties = "lowest",
+    nan: Nan = "propagate",
+    short_rows: Literal["identity", "any"] = "identity",
+    zero_sign: topk.ZeroSign = "distinct",
+) -> LegalRows:
+    """The blocks that rows may publish; the arguments are those of `kept_blocks`.
+
+    Under `ties="all"` the blocks at the cutoff are in must; otherwise ties changes nothing here.
+
+    Raises:
+        ValueError: topk_blocks is below one.
+    """
     _expect_places(topk_blocks)
     column = torch.arange(block_scores.shape[1], device=block_scores.device)
     there = column < blocks[:, None]
@@ -134,25 +180,39 @@ def kept_blocks(
     able = there & topk.eligible(keys, minus_inf="pad", dtype=block_scores.dtype) | newest
     keys = torch.where(newest, _PINNED, torch.where(able, keys, _NEVER))
     need = able.sum(1).clamp(max=topk_blocks)
+    must = tied = able
     width = min(topk_blocks, len(column))
     if width:
         at = (need - 1).clamp(min=0)[:, None]
         cutoff = keys.topk(width, dim=1).values.gather(1, at)
-        above, tied = able & (keys > cutoff), able & (keys == cutoff)
-        free = need - above.sum(1)
-        rank = tied.flip(1).cumsum(1).flip(1) if ties == "highest" else tied.cumsum(1)
-        able = above | tied & (rank <= free[:, None])
+        must, tied = able & (keys > cutoff) | newest, able & (keys == cutoff) & ~newest
     if nan == "drop":
-        able &= newest | ~block_scores.isnan()
+        lost = block_scores.isnan() & there & ~newest
+        need = need - torch.minimum(lost.sum(1), (need - 1).clamp(min=0))
+        must, tied = must & ~lost, tied & ~lost
     if short_rows == "identity":
-        able |= there & (blocks <= topk_blocks)[:, None]
-    return able
+        whole = there & (blocks <= topk_blocks)[:, None]
+        must, tied = must | whole, tied & ~whole
+        need = torch.where(blocks <= topk_blocks, blocks.long(), need)
+    if ties == "all":
+        must, tied = must | tied, torch.zeros_like(tied)
+        need = must.sum(1)
+    return LegalRows(need=need, must=must, ties=tied)
+
+
+def chosen(legal: LegalRows, *, ties: Ties) -> Tensor:
+    """The blocks bool [T, B] of rows, ties broken by their rule; `any` takes the lowest."""
+    free = legal.need - legal.must.sum(1)
+    tied = legal.ties
+    rank = tied.flip(1).cumsum(1).flip(1) if ties == "highest" else tied.cumsum(1)
+    return legal.must | tied & (rank <= free[:, None])
 
 
 def legal_blocks(
     *,
     block_scores: Tensor,
     topk_blocks: int,
+    ties: Ties = "lowest",
     nan: Nan = "propagate",
     short_rows: Literal["identity", "any"] = "identity",
     zero_sign: topk.ZeroSign = "distinct",
@@ -162,6 +222,7 @@ def legal_blocks(
     Args:
         block_scores: [blocks of the row].
         topk_blocks: blocks a row publishes at most.
+        ties: `all` puts the blocks at the cutoff into must, and need counts them.
         nan: where a NaN block stands.
         short_rows: whether a row of no more than topk_blocks publishes them all.
         zero_sign: whether -0 stands below +0.
@@ -187,12 +248,27 @@ def legal_blocks(
     )
     lost = others.isnan() if nan == "drop" else torch.zeros_like(rest.must)
     owed = rest.need - min(rest.need, int(lost.sum()))
-    return topk.LegalSet(
-        need=owed + 1,
-        cutoff=rest.cutoff if owed else None,
-        must=torch.cat([rest.must & ~lost, every[-1:]]),
-        ties=torch.cat([rest.ties & ~lost, ~every[-1:]]),
-    )
+    must = torch.cat([rest.must & ~lost, every[-1:]])
+    tied = torch.cat([rest.ties & ~lost, ~every[-1:]])
+    if ties == "all":
+        must, tied = must | tied, torch.zeros_like(tied)
+        owed = int(must.sum()) - 1
+    return topk.LegalSet(need=owed + 1, cutoff=rest.cutoff if owed else None, must=must, ties=tied)
+
+
+def _from(scores: Tensor, start: Tensor, width: int) -> Tensor:
+    """Cells [r, width] from each row's start on; those past the scores hold anything."""
+    first, last = start.aminmax() if len(start) else (0, 0)
+    if 0 <= int(first) == int(last) <= scores.shape[1]:
+        cells = scores[:, int(first) : int(first) + width]
+        return torch.nn.functional.pad(cells, (0, width - cells.shape[1]))
+    at = start[:, None] + torch.arange(width, device=scores.device)
+    return scores.gather(1, at.clamp(0, max(0, scores.shape[1] - 1)))
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """Bits of floats as integers of the same width that sort as they do, and back again."""
+    return values ^ (values >> (values.element_size() * 8 - 1) & torch.iinfo(values.dtype).max)
 
 
 def _keys(scores: Tensor, nan: Nan, zero_sign: topk.ZeroSign) -> Tensor:

@@ -74,6 +74,10 @@ def read(
             f"mask is {list(mask.shape)}: {len(visible)} rows have a mask of 2 dimensions"
         )
     live = torch.arange(columns, device=mask.device) < visible[:, None]
+    if mask.dtype in {torch.bool, torch.uint8}:
+        each = 1 if mask.dtype is torch.bool else _BYTE
+        _expect_columns(mask.shape[1] * each, visible, first)
+        mask = mask[:, : -(-columns // each)]
     if mask.dtype is torch.int32:
         kept = read_ids(mask, visible=visible, first=first, block_size=block_size)
         return _spread(kept, columns, block_size) & live
@@ -83,7 +87,6 @@ def read(
     if mask.dtype is torch.uint8:
         bit = torch.arange(_BYTE, dtype=torch.uint8, device=mask.device)
         held = (held[:, :, None] >> bit & 1).flatten(1)
-    _expect_columns(held.shape[1], visible, first)
     held = torch.nn.functional.pad(held, (0, max(0, columns - held.shape[1])))[:, :columns]
     if mask.dtype is torch.bool:
         odd = (held > 1) & live

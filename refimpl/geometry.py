@@ -69,6 +69,35 @@ def compressed_lengths(*, positions: Tensor, ratio: int) -> Tensor:
     return ((positions + 1) // ratio).clamp_min(0).to(torch.int32)
 
 
+def score_ends(*, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
+    """Where scoring ends where rows of at most k columns are not scored at all; int32 [T].
+
+    Their top-k is 0 .. visible-1 whatever the scores; the others are scored to row_end.
+
+    Source: SGLang 0.5.23 V/indexer.py:709-712, the flat route of V4.
+    """
+    return torch.where(row_end - row_start <= k, row_start, row_end)
+
+
+def compressed_slots(*, token_slots: Tensor, seq_lens: Tensor, ratio: int = 1) -> Tensor:
+    """The slot of every key column of a batch, request after request; int64 [sum seq // ratio].
+
+    Column j of a request stands where its first token does: token_slots[j * ratio] // ratio.
+
+    Args:
+        token_slots: the slot of each token, int [B, tokens].
+        seq_lens: tokens of each request, int [B].
+        ratio: tokens a key column stands for.
+
+    Source: SGLang 0.5.23 V41/scoring.py:178-198 `prefill_k_slots`.
+    """
+    columns = (seq_lens // ratio).long()
+    owner = torch.arange(len(columns), device=columns.device).repeat_interleave(columns)
+    first = columns.cumsum(0) - columns
+    column = torch.arange(len(owner), device=owner.device) - first[owner]
+    return token_slots[owner, column * ratio].long() // ratio
+
+
 def qsa_visible_blocks(*, positions: Tensor, seq_lens: Tensor, block_size: int = 4) -> Tensor:
     """Whole blocks a QSA row may pick, int32 [T]: max(0, min((pos + 1) // 4, seq_len // 4)).
 

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from refimpl.tensorcore import fma
+from refimpl.tensorcore import fma, fma_bf16
 
 
 def relu(acc: Tensor) -> Tensor:
@@ -67,6 +67,42 @@ def reduce_quad(
     if scale == "lane":
         return add_lanes(v * k_scale)
     return add_lanes(v) * k_scale
+
+
+def packed_heads(heads: int) -> list[list[int]]:
+    """List the heads of each packed lane, [4][heads / 4]: 4 g + c."""
+    return [[4 * g + c for g in range(heads // 4)] for c in range(4)]
+
+
+def reduce_packed(
+    acc: Tensor, weights: Tensor, k_scale: Tensor | None, *, sums: torch.dtype
+) -> Tensor:
+    """Sum heads as one thread a key does in DeepGEMM sm100_mqa_logits, as published.
+
+    Lane c takes heads 4 n + c; lanes 0 and 2, 1 and 3, then both are added. In fp32 ReLU is
+    x + |x|, halved at the end, which keeps a NaN; in bf16 each head is rounded first.
+
+    Args:
+        acc: fp32 [..., H, n], H a multiple of 4.
+        weights: [..., H]; of bf16 sums bf16.
+        k_scale: fp32 [n]; None where the step has folded it in.
+        sums: fp32 or bf16.
+
+    Returns:
+        fp32 [..., n], of bf16 sums without a scale bf16 values.
+    """
+    lanes = torch.tensor(packed_heads(acc.shape[-2]), device=acc.device)
+    wide = sums is torch.float32
+    r = (acc + acc.abs() if wide else acc.clamp(min=0).to(sums))[..., lanes, :]
+    w = weights.to(sums)[..., lanes, None]
+    fused = fma if wide else fma_bf16
+    s = torch.zeros_like(r[..., 0, :])
+    for g in range(lanes.shape[1]):
+        s = fused(r[..., g, :], w[..., g, :], s)
+    pair = s[..., :2, :] + s[..., 2:, :]
+    total = (pair[..., 0, :] + pair[..., 1, :]).to(torch.float32)
+    total = total / 2 if wide else total
+    return total if k_scale is None else total * k_scale
 
 
 def reduce_exact(acc: Tensor, weights: Tensor | None, k_scale: Tensor | None) -> Tensor:

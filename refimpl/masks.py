@@ -41,7 +41,7 @@ def publish(
     form: forms.Form = "bool",
     rows: Tensor | None = None,
     align: int = BLOCK,
-    ties: topk.Ties = "lowest",
+    ties: blocks.Ties = "lowest",
     nan: blocks.Nan = "propagate",
     short_rows: Literal["identity", "any"] = "identity",
     zero_sign: topk.ZeroSign = "distinct",
@@ -64,7 +64,8 @@ def publish(
         block_size: columns a block.
 
     Returns:
-        [T, ...] or [n, ...] in the form; ids have min(topk_blocks, most blocks of a row) slots.
+        [T, ...] or [n, ...] in the form; ids have min(topk_blocks, most blocks of a row) slots,
+        under `ties="all"` as many as the row of most blocks.
 
     Raises:
         ValueError: what `blocks.block_scores` and `blocks.kept_blocks` raise, or an unknown form.
@@ -73,7 +74,8 @@ def publish(
     wanted = torch.arange(len(scores), device=scores.device) if rows is None else rows.long()
     columns = forms.aligned(visible=visible[wanted], align=align)
     counts = blocks.block_counts(visible=visible[wanted], block_size=block_size)
-    ids = min(topk_blocks, int(counts.max())) if len(counts) else 0
+    ids = int(counts.max()) if len(counts) else 0
+    ids = ids if ties == "all" else min(topk_blocks, ids)
     out = forms.empty(form=form, rows=len(wanted), columns=columns, ids=ids, device=scores.device)
     for part in blocks.row_blocks(len(wanted), scores.shape[1]):
         row = wanted[part]

@@ -82,3 +82,90 @@ def gather_keys(
     used = block_table[: -(-length // page_size)].long()
     values, scales = bits.split_planar_pages(kv_cache[used], head_dim=head_dim, page_size=page_size)
     return values.reshape(-1, head_dim)[:length], scales.reshape(-1)[:length]
+
+
+def gather_batch(
+    *, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, page_size: int = 64
+) -> dict[str, Tensor]:
+    """The keys of every request out of planar pages, request after request.
+
+    SGLang `dsa_index_k_cache` gather, vLLM `cp_gather_indexer_k_quant_cache`.
+
+    Args:
+        kv_cache: uint8 [pages, page_size * (D + 4)], or the same bytes in more dimensions.
+        block_table: [B, table] int32, pages of each request.
+        seq_lens: [B] int32, keys of each request; below zero counts as none.
+        page_size: keys a page.
+
+    Returns:
+        `values` e4m3 [sum of seq_lens, D] and `k_scale` fp32 [sum of seq_lens].
+
+    Raises:
+        ValueError: the bytes of a page are not those of page_size keys, or a request has more keys
+            than its pages hold or a page that is not in the cache.
+    """
+    width = kv_cache.flatten(1).shape[1]
+    if page_size < 1 or width // page_size <= bits.SCALE_BYTES:
+        raise ValueError(f"kv_cache has {width} bytes a page: they hold no {page_size} keys")
+    if len(seq_lens) != len(block_table):
+        raise ValueError(f"seq_lens has {len(seq_lens)} requests, block_table {len(block_table)}")
+    values, scales = bits.split_planar_pages(
+        kv_cache, head_dim=width // page_size - bits.SCALE_BYTES, page_size=page_size
+    )
+    request, position = batch_positions(seq_lens)
+    room = block_table.shape[1] * page_size
+    if bool((position >= room).any()):
+        short = int(request[position >= room][0])
+        raise ValueError(
+            f"request {short} has {int(seq_lens[short])} keys: "
+            f"{block_table.shape[1]} pages of {page_size} hold {room}"
+        )
+    page = block_table[request, position // page_size].long()
+    strange = (page < 0) | (page >= len(kv_cache))
+    if bool(strange.any()):
+        i = int(strange.nonzero()[0])
+        raise ValueError(
+            f"request {int(request[i])} has page {int(page[i])}: the cache has {len(kv_cache)}"
+        )
+    token = position % page_size
+    # fp8 has no index_select on every device: gather its bytes.
+    keys = values.view(torch.uint8)[page, token].view(values.dtype)
+    return {"values": keys, "k_scale": scales[page, token]}
+
+
+def batch_positions(seq_lens: Tensor) -> tuple[Tensor, Tensor]:
+    """The request of each gathered key and its position there, both int64 [sum of seq_lens]."""
+    lens = seq_lens.clamp(min=0).long()
+    requests = torch.arange(len(lens), device=lens.device)
+    request = requests.repeat_interleave(lens)
+    first = lens.cumsum(0) - lens
+    return request, torch.arange(len(request), device=lens.device) - first[request]
+
+
+def pack_keys(*, values: Tensor, scale: Tensor, page_size: int = 64) -> Tensor:
+    """Planar pages of keys in order: of each page all values, then all fp32 scales.
+
+    Args:
+        values: e4m3 [L, D].
+        scale: fp32 [L].
+        page_size: keys a page.
+
+    Returns:
+        uint8 [ceil(L / page_size), page_size * (D + 4)], zeros where the last page has no key.
+
+    Raises:
+        ValueError: dtypes or lengths do not fit.
+    """
+    if values.dtype is not bits.E4M3 or scale.dtype is not torch.float32:
+        raise ValueError(f"values are {values.dtype} and scale {scale.dtype}: e4m3 and float32")
+    if scale.shape != values.shape[:1]:
+        raise ValueError(f"scale is {list(scale.shape)}: there are {len(values)} keys")
+    length, head_dim = values.shape
+    pages = -(-length // page_size)
+    cache = torch.zeros(
+        pages, page_size, head_dim + bits.SCALE_BYTES, dtype=torch.uint8, device=values.device
+    )
+    cache.flatten(0, 1)[:length, :head_dim] = values.view(torch.uint8)
+    cache.flatten(0, 1)[:length, head_dim:] = scale[:, None].contiguous().view(torch.uint8)
+    planes = cache[..., :head_dim].flatten(1), cache[..., head_dim:].flatten(1)
+    return torch.cat(planes, 1)

@@ -1,22 +1,26 @@
 """Indexer logits to the bit: DeepGEMM dense and paged, vLLM QSA prefill, and exact in fp64."""
 
-from collections.abc import Sequence
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from refimpl import tensorcore
 from refimpl.bits import E4M3, split_planar_pages
+from refimpl.plans import Columns, Plan, dense_plan, expect, paged_plan, qsa_plan
 from refimpl.profiles import PROFILES, Profile
 from refimpl.tensorcore import INSTRUCTIONS
-from refimpl.tiles import Accumulate, Keys, clip_windows, fill
+from refimpl.tiles import Accumulate, fill
 
-__all__ = ["PROFILES", "Accumulate", "Profile", "mqa_logits", "paged_mqa_logits", "qsa_logits"]
+__all__ = [
+    "PROFILES",
+    "Accumulate",
+    "Columns",
+    "Profile",
+    "mqa_logits",
+    "paged_mqa_logits",
+    "qsa_logits",
+]
 
 _QSA_HEADS = 4
-
-Columns = Literal["absolute", "row-relative"]
 
 
 def mqa_logits(
@@ -57,30 +61,12 @@ def mqa_logits(
         ValueError: dtypes, shapes, H, D, `width` or `arithmetic` do not fit, with both values.
     """
     profile = _profile(arithmetic, q, k, weighted=True)
-    _expect("weights", weights, torch.float32, q.shape[:2], "q")
-    _expect("k_scale", k_scale, torch.float32, k.shape[:1], "k")
-    _expect("row_start", row_start, torch.int32, q.shape[:1], "q")
-    _expect("row_end", row_end, torch.int32, q.shape[:1], "q")
-    if columns not in {"absolute", "row-relative"}:
-        raise ValueError(f"columns is {columns!r}: it is 'absolute' or 'row-relative'")
-    windows = clip_windows(row_start, row_end, k.shape[0])
-    shift = [start if columns == "row-relative" else 0 for start, _ in windows]
-    cells = k.shape[0] if width is None else width
-    needed = max((end - base for (_, end), base in zip(windows, shift, strict=True)), default=0)
-    if needed > cells:
-        raise ValueError(f"width is {cells}: the {columns} windows need {needed} cells")
-    out = _unscored(q.shape[0], cells, q)
-    fill(
-        out,
-        q,
-        weights,
-        windows,
-        lambda c0, c1: (k[c0:c1], k_scale[c0:c1]),
-        shift=shift,
-        profile=profile,
-        accumulate=accumulate,
-    )
-    return out
+    expect("weights", weights, torch.float32, q.shape[:2], "q")
+    expect("k_scale", k_scale, torch.float32, k.shape[:1], "k")
+    expect("row_start", row_start, torch.int32, q.shape[:1], "q")
+    expect("row_end", row_end, torch.int32, q.shape[:1], "q")
+    plan = dense_plan(k, k_scale, row_start, row_end, columns=columns, width=width)
+    return _logits(plan, q, weights, profile=profile, accumulate=accumulate)
 
 
 def paged_mqa_logits(
@@ -119,24 +105,9 @@ def paged_mqa_logits(
     values, scales = split_planar_pages(kv_cache, head_dim=head_dim, page_size=page_size)
     rows = q.flatten(0, 1)
     profile = _profile(arithmetic, rows, values, weighted=True)
-    _expect("weights", weights, torch.float32, (batch * next_n, head_count), "q")
-    _expect("context_lens", context_lens, torch.int32, (batch, next_n), "q")
-    _expect("block_table", block_table, torch.int32, (batch, block_table.shape[-1]), "q")
-    columns = block_table.shape[1] * page_size
-    out = _unscored(batch * next_n, columns, q)
-    for request in range(batch):
-        mine = slice(request * next_n, (request + 1) * next_n)
-        lens = context_lens[request]
-        fill(
-            out[mine],
-            rows[mine],
-            weights[mine],
-            clip_windows(torch.zeros_like(lens), lens, columns),
-            _paged_keys(values, scales, block_table[request], "block_table"),
-            profile=profile,
-            accumulate=accumulate,
-        )
-    return out
+    expect("weights", weights, torch.float32, (batch * next_n, head_count), "q")
+    plan = paged_plan(values, scales, context_lens, block_table, shape=(batch, next_n))
+    return _logits(plan, rows, weights, profile=profile, accumulate=accumulate)
 
 
 def qsa_logits(
@@ -172,60 +143,42 @@ def qsa_logits(
     """
     values = k_cache.squeeze(2)
     profile = _profile(arithmetic, q, values, weighted=False)
-    if values.shape[1] != page_size:
-        raise ValueError(f"k_cache has {values.shape[1]} keys a page and page_size is {page_size}")
-    _expect("visible_blocks", visible_blocks, torch.int32, q.shape[:1], "q")
-    bounds = [0, q.shape[0]] if query_start_loc is None else query_start_loc.tolist()
-    if len(bounds) != page_table.shape[0] + 1 or bounds[0] != 0 or bounds[-1] != q.shape[0]:
-        raise ValueError(
-            f"query_start_loc is {bounds}: page_table has {page_table.shape[0]} requests and q "
-            f"{q.shape[0]} rows, so it takes one more entry than requests, from 0 to the rows"
-        )
-    columns = page_table.shape[1] * page_size
-    out = _unscored(q.shape[0], columns, q)
-    for request in range(page_table.shape[0]):
-        mine = slice(bounds[request], bounds[request + 1])
-        visible = visible_blocks[mine]
+    plan = qsa_plan(
+        values,
+        page_table,
+        visible_blocks,
+        query_start_loc,
+        rows=q.shape[0],
+        page_size=page_size,
+    )
+    return _logits(plan, q, None, profile=profile, accumulate=accumulate)
+
+
+def _logits(
+    plan: Plan,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    profile: Profile,
+    accumulate: Accumulate,
+) -> Tensor:
+    out = _unscored(q.shape[0], plan.width, q)
+    for part in plan.parts:
         fill(
-            out[mine],
-            q[mine],
-            None,
-            clip_windows(torch.zeros_like(visible), visible, columns),
-            _paged_keys(values, None, page_table[request], "page_table"),
+            out[part.rows],
+            q[part.rows],
+            None if weights is None else weights[part.rows],
+            part.windows,
+            part.keys,
+            shift=part.shift,
             profile=profile,
             accumulate=accumulate,
         )
     return out
 
 
-def _paged_keys(values: Tensor, scales: Tensor | None, table: Tensor, name: str) -> Keys:
-    pages, page_size = values.shape[:2]
-
-    def keys(c0: int, c1: int) -> tuple[Tensor, Tensor | None]:
-        first = c0 // page_size
-        wanted = table[first : -(-c1 // page_size)].long()
-        strange = wanted[(wanted < 0) | (wanted >= pages)]
-        if strange.numel():
-            raise ValueError(
-                f"{name} has page {int(strange[0])} inside a window: the cache has {pages} pages"
-            )
-        inside = slice(c0 - first * page_size, c1 - first * page_size)
-        # fp8 has no index_select on every device: gather its bytes.
-        rows = values.view(torch.uint8)[wanted].view(values.dtype).flatten(0, 1)[inside]
-        return rows, None if scales is None else scales[wanted].flatten()[inside]
-
-    return keys
-
-
 def _unscored(rows: int, columns: int, like: Tensor) -> Tensor:
     return torch.full((rows, columns), float("-inf"), dtype=torch.float32, device=like.device)
-
-
-def _expect(name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int], of: str) -> None:
-    if x.dtype is not dtype or tuple(x.shape) != tuple(shape):
-        raise ValueError(
-            f"{name} is {x.dtype} {list(x.shape)}: {of} makes it {dtype} {list(shape)}"
-        )
 
 
 def _profile(arithmetic: str, q: Tensor, k: Tensor, *, weighted: bool) -> Profile:

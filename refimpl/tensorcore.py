@@ -13,11 +13,11 @@ from refimpl.bits import E4M3, as_int
 
 CANONICAL_NAN = 0x7FFFFFFF
 _FP32_SIGNIFICAND = 24
-_FP32_MIN_EXPONENT = -126
+FP32_MIN_EXPONENT = -126
 _E8M13_MASK = -1 << 10
-_TILE_ROWS = 64
-_TILE_CELLS = {"cpu": 1 << 13}
-_DEVICE_TILE_CELLS = 1 << 17
+TILE_ROWS = 64
+TILE_CELLS = {"cpu": 1 << 13}
+DEVICE_TILE_CELLS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Instruction:
         fraction_bits: bits kept below the largest exponent of a step when addends are aligned.
         output: format of the accumulator between steps; both round toward zero.
         operand: dtype of the factors.
+        group: products that are added exactly before they are aligned as one addend.
         min_exponent: exponent of the operand's smallest normal, which its subnormals share.
         status: `measured` on hardware or `published`.
         source: where the numbers come from.
@@ -43,6 +44,7 @@ class Instruction:
     min_exponent: int
     status: Literal["measured", "published"]
     source: str
+    group: int = 1
 
 
 INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType(
@@ -172,7 +174,7 @@ def dot_add(a: Tensor, b: Tensor, c: Tensor, *, instruction: Instruction) -> Ten
     x, y, z = a.to(wide), b.to(wide), c.to(wide)
     top = alignment(
         product_powers(x, y, min_exponent=instruction.min_exponent),
-        power(z, min_exponent=_FP32_MIN_EXPONENT),
+        power(z, min_exponent=FP32_MIN_EXPONENT),
     )
     scale = 2.0**instruction.fraction_bits / top
     total = truncate(x * y * scale.unsqueeze(-1)).sum(-1) + truncate(z * scale)
@@ -198,12 +200,12 @@ def accumulate(a: Tensor, b: Tensor, *, instruction: Instruction) -> Tensor:
     """
     check_operands(a, b, instruction=instruction)
     out = a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32)
-    cells = _TILE_CELLS.get(a.device.type, _DEVICE_TILE_CELLS)
-    columns = cells // _TILE_ROWS
-    for i in range(0, a.shape[0], _TILE_ROWS):
+    cells = TILE_CELLS.get(a.device.type, DEVICE_TILE_CELLS)
+    columns = cells // TILE_ROWS
+    for i in range(0, a.shape[0], TILE_ROWS):
         for j in range(0, b.shape[0], columns):
-            out[i : i + _TILE_ROWS, j : j + columns] = _chain(
-                a[i : i + _TILE_ROWS], b[j : j + columns], instruction
+            out[i : i + TILE_ROWS, j : j + columns] = _chain(
+                a[i : i + TILE_ROWS], b[j : j + columns], instruction
             )
     return out
 
@@ -246,6 +248,25 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     Returns:
         fp32. Where the sum is not finite, what IEEE 754 says; NaN bits are the device's own.
     """
+    return _fused(a, b, c).to(torch.float32)
+
+
+def fma_bf16(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Round a * b + c once to bf16, as a fused bf16 instruction does: bf16 in, bf16 out."""
+    total = _fused(a, b, c)
+    # fp64 goes to bf16 by way of fp32: rounded to odd there, only the last rounding counts.
+    near = total.to(torch.float32)
+    beyond = near.to(torch.float64).abs() > total.abs()
+    near = torch.where(
+        beyond & total.isfinite(), torch.nextafter(near, torch.zeros_like(near)), near
+    )
+    inexact = (near.to(torch.float64) != total) & total.isfinite()
+    odd = torch.where(inexact, as_int(near) | 1, as_int(near)).view(torch.float32)
+    return odd.to(torch.bfloat16)
+
+
+def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Give a * b + c in fp64, rounded to odd; factors of at most 24 bits."""
     product, addend = a.to(torch.float64) * b.to(torch.float64), c.to(torch.float64)
     total = product + addend
     back = total - product
@@ -253,4 +274,4 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     bits = as_int(total)
     inexact = (error != 0) & total.isfinite() & (bits & 1 == 0)
     toward = torch.where((error > 0) == (total > 0), 1, -1)
-    return torch.where(inexact, bits + toward, bits).view(torch.float64).to(torch.float32)
+    return torch.where(inexact, bits + toward, bits).view(torch.float64)

@@ -131,18 +131,38 @@ def fill(
     cell 0 stands for. Blocks of rows and columns bound every intermediate.
     """
     head_count, tile = q.shape[1], tile_of(q.device)
+    for i, end, c0, c1 in cut(windows, head_count=head_count, tile=tile):
+        k, k_scale = keys(c0, c1)
+        w = None if weights is None else weights[i:end]
+        block = logits_block(q[i:end], k, k_scale, w, profile=profile, accumulate=accumulate)
+        place(out, block, windows, at=(i, c0), shift=shift)
+
+
+def cut(
+    windows: Sequence[tuple[int, int]], *, head_count: int, tile: Tile
+) -> Iterator[tuple[int, int, int, int]]:
+    """Cut windows into blocks that fit a tile: (first row, end row, first column, end column)."""
     for i, end, low, high in row_groups(windows, head_count=head_count, cells_most=tile.cells):
         width = min(tile.columns, max(1, tile.cells // (head_count * (end - i))))
         for c0 in range(low, high, width):
-            c1 = min(c0 + width, high)
-            k, k_scale = keys(c0, c1)
-            w = None if weights is None else weights[i:end]
-            block = logits_block(q[i:end], k, k_scale, w, profile=profile, accumulate=accumulate)
-            for t in range(i, end):
-                left, right = max(c0, windows[t][0]), min(c1, windows[t][1])
-                base = shift[t] if shift else 0
-                if left < right:
-                    out[t, left - base : right - base] = block[t - i, left - c0 : right - c0]
+            yield i, end, c0, min(c0 + width, high)
+
+
+def place(
+    out: Tensor,
+    block: Tensor,
+    windows: Sequence[tuple[int, int]],
+    *,
+    at: tuple[int, int],
+    shift: Sequence[int] | None = None,
+) -> None:
+    """Write a block's cells that lie inside windows; `at` is its first row and column."""
+    first, c0 = at
+    for t, row in enumerate(block, first):
+        left, right = max(c0, windows[t][0]), min(c0 + block.shape[1], windows[t][1])
+        base = shift[t] if shift else 0
+        if left < right:
+            out[t, left - base : right - base] = row[left - c0 : right - c0]
 
 
 def clip_windows(start: Tensor, end: Tensor, columns: int) -> list[tuple[int, int]]:

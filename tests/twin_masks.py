@@ -77,19 +77,42 @@ def published(window: Sequence[int], rules: Rules) -> frozenset[int]:
         return frozenset(range(len(blocks_of(window, rules.block_size))))
     side = -1 if rules.ties == "highest" else 1
     order = sorted(keys, key=lambda block: (-keys[block], side * block))
-    return _survivors(order[: rules.topk_blocks], window, rules)
+    kept = order[: rules.topk_blocks]
+    if rules.ties == "all":
+        kept = [block for block in order if keys[block] >= keys[kept[-1]]]
+    return _survivors(kept, window, rules)
 
 
 def legal_published(window: Sequence[int], rules: Rules) -> set[frozenset[int]]:
     """Every set a row may publish, by trial: no block left out beats one that is kept."""
     keys = _ranks(window, rules)
-    if keys is None:
+    if keys is None or rules.ties == "all":
         return {published(window, rules)}
     return {
         _survivors(kept, window, rules)
         for kept in combinations(keys, min(rules.topk_blocks, len(keys)))
         if all(keys[a] >= keys[b] for a in kept for b in keys if b not in kept)
     }
+
+
+def judged(kept: Iterable[int], window: Sequence[int], rules: Rules) -> str:
+    """The class or rule of the blocks that a row published."""
+    got, want = frozenset(kept), published(window, rules._replace(ties=_broken_by(rules)))
+    legal = legal_published(window, rules)
+    if got == want:
+        return "identical"
+    if got in legal:
+        return "tied" if rules.ties == "any" else "wrong-tie"
+    need = len(want)
+    if len(got) > need:
+        return "mask-extra"
+    if len(got) < need or not frozenset.intersection(*legal) <= got:
+        return "mask-missing"
+    return "mask-extra"
+
+
+def _broken_by(rules: Rules) -> str:
+    return "lowest" if rules.ties == "any" else rules.ties
 
 
 def bools(kept: Iterable[int], visible: int, columns: int, size: int) -> list[bool]:

@@ -89,7 +89,7 @@ RULES = st.builds(
     nan=st.sampled_from(get_args(blocks.Nan)),
     short_rows=st.sampled_from(["identity", "any"]),
     zero_sign=st.sampled_from(["distinct", "equal"]),
-    ties=st.sampled_from(["lowest", "highest"]),
+    ties=st.sampled_from(["lowest", "highest", "all"]),
 )
 
 
@@ -171,6 +171,7 @@ def test_the_legal_blocks_are_those_no_left_out_block_beats(
         legal = blocks.legal_blocks(
             block_scores=scores,
             topk_blocks=rules.topk_blocks,
+            ties=rules.ties,  # type: ignore[arg-type] # drawn from its values
             nan=rules.nan,  # type: ignore[arg-type] # drawn from its values
             short_rows=rules.short_rows,  # type: ignore[arg-type] # the same
             zero_sign=rules.zero_sign,  # type: ignore[arg-type] # the same
@@ -182,6 +183,27 @@ def test_the_legal_blocks_are_those_no_left_out_block_beats(
         assert {len(kept) for kept in got} == {legal.need}
         assert not (legal.must & legal.ties).any()
         assert bool(ties) == (legal.free > 0)
+
+
+@given(batches(), RULES)
+def test_rows_together_may_publish_what_each_may_alone(
+    batch: Batch, rules: twin_masks.Rules
+) -> None:
+    """Need, must and ties of a batch are those of its rows."""
+    size = rules.block_size
+    settings: Any = {key: value for key, value in rules._asdict().items() if key != "block_size"}
+    scores = blocks.block_scores(
+        **batch.given,
+        nan="ignore" if rules.nan == "ignore" else "propagate",
+        block_size=size,
+    )
+    counts = blocks.block_counts(visible=batch.visible, block_size=size)
+    got = blocks.legal_rows(block_scores=scores, blocks=counts, **settings)
+    for row, count in enumerate(counts.tolist()):
+        want = blocks.legal_blocks(block_scores=scores[row, :count], **settings)
+        assert int(got.need[row]) == want.need
+        for one, other in ((got.must, want.must), (got.ties, want.ties)):
+            assert one[row].tolist() == other.tolist() + [False] * (scores.shape[1] - count)
 
 
 def test_the_cutoff_is_that_of_the_blocks_beside_the_newest() -> None:
@@ -216,7 +238,8 @@ def test_a_row_publishes_the_twins_blocks_in_every_form(
     visible = batch.visible.tolist()
     longest = max(visible, default=0)
     columns = -(-longest // align) * align
-    slots = min(rules.topk_blocks, -(-longest // rules.block_size))
+    slots = -(-longest // rules.block_size)
+    slots = slots if rules.ties == "all" else min(rules.topk_blocks, slots)
     for form in FORMS:
         with patch.object(blocks, "CELLS", cells):
             got = masks.publish(**batch.given, **rules._asdict(), form=form, align=align)
@@ -255,6 +278,9 @@ def test_the_tail_is_the_last_rows_of_each_request(extends: list[int], length: i
         ([5, 4, 3, 0], {}, [0, 3]),
         ([3, 3, 3, 0], {}, [0, 3]),
         ([3, 3, 3, 0], {"ties": "highest"}, [2, 3]),
+        ([3, 3, 3, 0], {"ties": "all"}, [0, 1, 2, 3]),
+        ([3, 2, 3, 2, 0], {"ties": "all"}, [0, 2, 4]),
+        ([-INF, -INF, 2, -INF, 2, 0], {"ties": "all"}, [2, 4, 5]),
         ([-INF, -INF, -INF, -INF], {}, [3]),
         ([-INF, 1, 2], {"topk_blocks": 3}, [0, 1, 2]),
         ([-INF, 1, 2], {"topk_blocks": 3, "short_rows": "any"}, [1, 2]),
@@ -353,7 +379,7 @@ def test_sixteen_thousand_rows_of_a_million_columns_take_128_mib_as_ids() -> Non
     assert mib == {"bool": 16384, "packed": 2048, "unordered": 128, "ascending": 128}
 
 
-@given(batches(), RULES)
+@given(batches(), RULES.filter(lambda rules: rules.ties != "all"))
 def test_the_bytes_of_a_form_are_those_of_its_tensor(batch: Batch, rules: twin_masks.Rules) -> None:
     """What is counted is what publish allocates."""
     sizes = forms.form_bytes(
