@@ -23,12 +23,13 @@ bench: $(READY)
 	@mkdir -p build
 	OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest benchmarks --benchmark-only --benchmark-json=build/bench.json
 
-# On a machine with a Hopper GPU, nvcc, sgl-deep-gemm and a library EQUIVALENCE_SGL_KERNEL names.
+# On a machine with a Hopper GPU, nvcc, triton, sgl-deep-gemm, a library EQUIVALENCE_SGL_KERNEL
+# names and vLLM 0.33.0's qsa_indexer.py, which EQUIVALENCE_VLLM_QSA names.
 # GPUPYTHON is a Python with a CUDA torch and the packages of requirements.txt.
 GPUPYTHON ?= python3
 gpu:
 	$(GPUPYTHON) -m pytest tests -m gpu
-	$(GPUPYTHON) -m benchmarks.hopper transient sweep invariance table --to benchmarks/results
+	$(GPUPYTHON) -m benchmarks.hopper qsa probe masks transient sweep invariance table --to benchmarks/results
 	$(GPUPYTHON) -m benchmarks.page
 
 # Builds the wheel, installs it in an empty environment, and replays the cases it ships.

@@ -1,12 +1,13 @@
-"""The claims about bounded prefill, measured with the real kernels on a Hopper GPU.
+"""The claims about kernels, paths and masks, measured on a Hopper GPU.
 
-    python -m benchmarks.hopper transient sweep invariance table --to benchmarks/results
+    python -m benchmarks.hopper transient sweep invariance table qsa probe masks --to FOLDER
 
 Each part writes one JSON file with its provenance; `page.py` makes docs/results.md of them.
 Times are the best of a few launches by device events; ratios are to the original in the same run.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,15 +19,17 @@ from typing import Any
 import click
 import torch
 
+from benchmarks import hopper_masks, hopper_qsa
+from benchmarks.measuring import best, finish, timed, told
 from benchmarks.provenance import commit, provenance
 from equivalence import judge, memory, ops, sample, scenarios, sides
 from equivalence.ab import compare
 from equivalence.case import Case
 from equivalence.contract import Contract
+from equivalence.engines import found, vllm
 from equivalence.invariance import check_row_count
 from equivalence.paths import chunked, parts, pipelined
 from equivalence.report import ab_json, as_table
-from equivalence.verdict import Verdict
 from equivalence.versus.forwards import Comparison
 from refimpl.bits import E4M3
 
@@ -130,30 +133,12 @@ def measure(setup: Setup, way: Layer, case: Case) -> dict[str, Any]:
         torch.cuda.empty_cache()  # what is reserved is for this call alone
     with memory.measured(device) as meter:
         outputs = call()
-        _finish(device)
+        finish(device)
     tensors = list(outputs.values())
     given = case.inputs.values()
     held = meter.of(memory.bytes_of(tensors, given=given), meter.fresh(tensors))
     del outputs, tensors
-    return {"seconds": min(_seconds(device, call) for _ in range(setup.rounds)), **asdict(held)}
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _seconds(device: torch.device, call: Callable[[], object]) -> float:
-    if device.type != "cuda":
-        start = perf_counter()
-        call()
-        return perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize(device)
-    return float(begin.elapsed_time(end)) / 1e3
+    return {"seconds": best(device, call, rounds=setup.rounds), **asdict(held)}
 
 
 def transient(setup: Setup) -> Iterator[dict[str, Any]]:
@@ -184,14 +169,11 @@ def _judged(setup: Setup, case: Case, paths: dict[str, Layer]) -> dict[str, Any]
     rows = sample.rows_of(case, windows, count=setup.sample)
     contract = Contract.parse(setup.contract)
     judge.weigh(case, given, contract=contract, rows=rows[:1])  # compiles
-    told: list[Verdict] = []
     device = torch.device(setup.device)
     with memory.measured(device) as meter:
-        seconds = _seconds(
-            device,
-            lambda: told.append(judge.weigh(case, given, contract=contract, rows=rows)),
+        verdict, taken = timed(
+            device, lambda: judge.weigh(case, given, contract=contract, rows=rows)
         )
-    (verdict,) = told
     runs = {
         run.name: {
             "status": run.stages["raw_indices"].status.value,
@@ -203,7 +185,7 @@ def _judged(setup: Setup, case: Case, paths: dict[str, Layer]) -> dict[str, Any]
     }
     return {
         "rows": len(rows),
-        "seconds": seconds,
+        "seconds": taken,
         "judge_bytes": meter.peak,
         "status": verdict.status.value,
         "runs": runs,
@@ -240,21 +222,7 @@ def invariance(setup: Setup) -> Iterator[dict[str, Any]]:
     for columns in setup.compared:
         case = prefill(setup, columns=columns)
         verdict = check_row_count(scoring(case), logits, rows=setup.chunks, sample=setup.sample)
-        yield {"columns": columns, "chunks": list(setup.chunks), **_told(verdict)}
-
-
-def _told(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "status": verdict.status.value,
-        "rows": verdict.coverage.rows,
-        "scored_rows": verdict.coverage.scored_rows,
-        "stages": {
-            name: {"status": stage.status.value, **stage.counts}
-            for name, stage in verdict.stages.items()
-        },
-        "findings": [f"{f.stage} {f.rule} row {f.row}: {f.reading}" for f in verdict.findings],
-        "note": verdict.note,
-    }
+        yield {"columns": columns, "chunks": list(setup.chunks), **told(verdict)}
 
 
 def table(setup: Setup) -> Iterator[dict[str, Any]]:
@@ -298,7 +266,16 @@ def _kept(comparison: Comparison) -> dict[str, Any]:
     return {name: data[name] for name in names} | {"groups": groups, "text": text}
 
 
-PARTS = {"transient": transient, "sweep": sweep, "invariance": invariance, "table": table}
+PARTS: dict[str, tuple[Callable[[Any], Iterator[dict[str, Any]]], Any]] = {
+    "transient": (transient, Setup()),
+    "sweep": (sweep, Setup()),
+    "invariance": (invariance, Setup()),
+    "table": (table, Setup()),
+    "qsa": (hopper_qsa.qsa, hopper_qsa.Setup()),
+    "probe": (hopper_qsa.probe, hopper_qsa.Setup()),
+    "masks": (hopper_masks.masks, hopper_masks.Setup()),
+}
+"""What measures each part, and what it runs with."""
 
 
 @click.command()
@@ -306,41 +283,65 @@ PARTS = {"transient": transient, "sweep": sweep, "invariance": invariance, "tabl
 @click.option("--to", "folder", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--scenario", "names", multiple=True, help="Of the table, only these.")
 def main(parts: tuple[str, ...], folder: Path, names: tuple[str, ...]) -> None:
-    """Measure parts on this machine's GPU."""
-    setup = Setup()
-    if not torch.cuda.is_available():
+    """Measure parts on this machine's GPU; a part that fails leaves the others alone."""
+    if not on_device():
         raise click.UsageError("no CUDA device")
     folder.mkdir(parents=True, exist_ok=True)
+    failed = []
     for part in parts:
-        if part != "table":
-            write(setup, part, folder / f"hopper-{part}.json")
-            continue
-        for name in names or setup.scenarios:
-            one = replace(setup, scenarios=(name,))
-            write(one, part, folder / f"hopper-table-{name}.json")
+        try:
+            for setup, path in files(part, names):
+                write(setup, part, folder / path)
+        except Exception as error:  # noqa: BLE001 - device time is short: the next part still runs
+            click.echo(f"{part}: {type(error).__name__}: {error}", err=True)
+            failed.append(part)
+    if failed:
+        raise click.ClickException(f"not measured to the end: {', '.join(failed)}")
 
 
-def write(setup: Setup, part: str, path: Path) -> None:
+def on_device() -> bool:
+    """Whether there is a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def files(part: str, names: tuple[str, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """What a part runs with and the file it writes; the table has one a scenario."""
+    _, setup = PARTS[part]
+    if part != "table":
+        yield setup, f"hopper-{part}.json"
+        return
+    for name in names or setup.scenarios:
+        yield replace(setup, scenarios=(name,)), f"hopper-table-{name}.json"
+
+
+def write(setup: Any, part: str, path: Path) -> None:  # noqa: ANN401 - a Setup of the part
     """Measure one part; written row by row, so that a run cut short keeps what it has."""
     rows: list[dict[str, Any]] = []
-    for row in PARTS[part](setup):
+    measured, _ = PARTS[part]
+    for row in measured(setup):
         rows.append(row)
         path.write_text(render(setup, part, rows), encoding="utf-8")
         click.echo(json.dumps(row, sort_keys=True)[:400], err=True)
 
 
-def render(setup: Setup, part: str, rows: list[dict[str, Any]]) -> str:
+def render(setup: Any, part: str, rows: list[dict[str, Any]]) -> str:  # noqa: ANN401 - likewise
     """The file of one part."""
-    about = {**provenance(), "commit": commit(), "kernels": kernels()}
+    about = {**provenance(), "commit": commit(), "kernels": kernels(part)}
     data = {"part": part, "provenance": about, "setup": asdict(setup), "rows": rows}
     return json.dumps(data, indent=1, sort_keys=True) + "\n"
 
 
-def kernels() -> str:
-    """The kernels by their distributions."""
-    found = "sgl_kernel sm90 common_ops of sglang-kernel 0.4.6"
+def kernels(part: str) -> str:
+    """The kernels a part calls, by their distributions; none where it calls none."""
+    if part == "qsa":
+        file = os.environ.get(vllm.FILE)
+        named = found.version_of_file(file) if file else found.version("vllm")
+        return "; ".join(filter(None, (named, found.version("triton")))) or "none"
+    if part in ("probe", "masks"):
+        return "none"
+    library = "sgl_kernel sm90 common_ops of sglang-kernel 0.4.6"
     try:
-        return f"sgl-deep-gemm {version('sgl-deep-gemm')}; {found}"
+        return f"sgl-deep-gemm {version('sgl-deep-gemm')}; {library}"
     except PackageNotFoundError:
         return "none"
 

@@ -9,7 +9,13 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results"
 TARGET = ROOT / "docs" / "results.md"
 
-_GIB = 1 << 30
+_GIB, _MIB = 1 << 30, 1 << 20
+_WAYS = ("per call", "workspace")
+
+
+def measured(part: str, folder: Path = FOLDER) -> bool:
+    """Whether a run has this part."""
+    return any(folder.glob(f"hopper-{part}*.json"))
 
 
 def load(part: str, folder: Path = FOLDER) -> dict[str, Any]:
@@ -22,10 +28,10 @@ def load(part: str, folder: Path = FOLDER) -> dict[str, Any]:
 
 def render(folder: Path = FOLDER) -> str:
     """The whole page."""
-    parts = {name: load(name, folder) for name in ("invariance", "table", "transient", "sweep")}
+    parts = {name: load(name, folder) for name in SECTIONS if measured(name, folder)}
     text = _HEAD.format(about="".join(_about(part) for part in parts.values()))
-    for name, make in SECTIONS.items():
-        text += "\n" + make(parts[name])
+    for name, part in parts.items():
+        text += "\n" + SECTIONS[name](part)
     return text + _LIMITS
 
 
@@ -189,9 +195,12 @@ def _compared(part: dict[str, Any]) -> str:
     )
     for view, stage, title in looks:
         rows = [
-            (f"`{row['scenario']}`", *_forwards(_agreed(row, view, stage))) for row in part["rows"]
+            (f"`{row['scenario']}`", *_forwards(_agreed(row, view, stage)), _masks_equal([row]))
+            for row in part["rows"]
         ]
-        rows.append(("all", *_forwards(_summed(part["rows"], view, stage))))
+        rows.append(
+            ("all", *_forwards(_summed(part["rows"], view, stage)), _masks_equal(part["rows"]))
+        )
         titles = (title, "layer-forwards", "new == original", "original == original", "masks equal")
         tables += _table(titles, rows) + "\n"
     counted = [
@@ -224,7 +233,7 @@ def _compared(part: dict[str, Any]) -> str:
         "`fast_topk` takes its slots in the order of atomic operations, so no layer-forward of\n"
         "16,384 rows repeats slot by slot, and in most some row is cut inside a tie: then sets\n"
         "differ too. The rows say how often.\n"
-        "No op publishes masks yet, so that column is empty.\n\n"
+        f"{_masks_told(part['rows'])}\n\n"
         + tables
         + "p is the exact one-sided McNemar test on layer-forwards in which only one of the two "
         "differs;\nit says how far the rates are apart and decides nothing.\n\n"
@@ -247,7 +256,22 @@ def _summed(rows: Sequence[dict[str, Any]], view: str, stage: str) -> Agreement:
 
 def _forwards(each: Agreement) -> tuple[str, ...]:
     names = ("forwards", "new_equal", "control_equal")
-    return (*(f"{each[name]:,}" for name in names), "n/a")
+    return tuple(f"{each[name]:,}" for name in names)
+
+
+def _masks_equal(rows: Sequence[dict[str, Any]]) -> str:
+    """In how many of the layer-forwards that publish a mask both publish the same."""
+    published = [row["comparison"]["total"]["masks"] for row in rows]
+    each = [masks["all"] for masks in published if masks]
+    equal, forwards = (sum(one[name] for one in each) for name in ("new_equal", "forwards"))
+    return f"{equal:,} of {forwards:,}" if each else "n/a"
+
+
+def _masks_told(rows: Sequence[dict[str, Any]]) -> str:
+    """What the column of masks counts."""
+    if _masks_equal(rows) == "n/a":
+        return "No layer of these runs published a mask, so that column is empty."
+    return "The last column counts the layer-forwards that publish a mask."
 
 
 def _rows(each: Agreement) -> tuple[str, ...]:
@@ -261,11 +285,141 @@ def _p(comparison: dict[str, Any], view: str) -> str:
     return "-"
 
 
+def _qsa(part: dict[str, Any]) -> str:
+    setup = part["setup"]
+    rows = [
+        (
+            row["dtype"],
+            "all" if row["chunk"] is None else f"{row['chunk']:,}",
+            row["status"],
+            f"{row['rows']:,}",
+            *_cells(row, "logits", "compared", "different"),
+            *_cells(row, "block_ids", "tied", "different"),
+            *_cells(row, "packed", "different"),
+            "-" if row["kernel_seconds"] is None else f"{row['kernel_seconds'] * 1e3:.1f}",
+            f"{row['seconds']:.1f}",
+        )
+        for row in part["rows"]
+    ]
+    head = (
+        "dtype",
+        "rows a call",
+        "verdict",
+        "rows",
+        "logits compared",
+        "different",
+        "rows tied",
+        "rows different",
+        "packed rows different",
+        "kernel ms",
+        "judge s",
+    )
+    found = [row for row in part["rows"] if row["poison_written"] is not None]
+    written, unseen = (
+        sum(row[name] for row in found) for name in ("poison_written", "unseen_cells")
+    )
+    told = [f"- {row['dtype']}, {line}\n" for row in part["rows"] for line in row["findings"]]
+    return (
+        "## QSA's kernels, bit for bit in any chunk\n\n"
+        f"vLLM's prefill logits of {setup['rows']:,} rows by {setup['blocks']:,} blocks, "
+        f"4 heads of {setup['head_dim']}, through one poisoned workspace;\n"
+        f"{setup['topk']} blocks a row by `{setup['selector']}`; "
+        "packed rows by vLLM's expansion kernel.\n"
+        "Every logit a row sees is compared with the reference, and every row of the others.\n"
+        f"Of {unseen:,} workspace cells that no row sees, the kernel wrote {written:,}.\n"
+        "The judge's seconds hold the candidate's calls, and in the first line of a dtype what "
+        "compiles.\n\n" + _table(head, rows) + ("\n" + "".join(told) if told else "")
+    )
+
+
+def _cells(row: dict[str, Any], stage: str, *names: str) -> tuple[str, ...]:
+    counts = row["stages"].get(stage)
+    return tuple("-" if counts is None else f"{counts[name]:,}" for name in names)
+
+
+def _probe(part: dict[str, Any]) -> str:
+    setup = part["setup"]
+    rows: dict[int, list[str]] = {}
+    for row in part["rows"]:
+        reserved = "-" if row["reserved"] is None else f"{row['reserved'] / _MIB:,.0f}"
+        figures = (f"{row['live'] / _MIB:,.1f}", f"{row['peak'] / _MIB:,.1f}", reserved)
+        rows.setdefault(row["context"], []).extend(figures)
+    head = [f"{way}: {what} MiB" for way in _WAYS for what in ("live", "peak", "reserved")]
+    budget = 512 << 20 if setup["budget"] is None else setup["budget"]
+    return (
+        "## What growing contexts leave allocated\n\n"
+        f"A QSA layer of {setup['probe_rows']:,} rows, call after call with a longer context, that "
+        "allocates and scores nothing:\n"
+        f"a fresh tensor for every chunk of at most {budget / _MIB:,.0f} MiB, or one workspace "
+        "reserved before the first call.\n"
+        "Live is what tensors hold after the call, reserved what the caching allocator took up to "
+        "then.\n\n"
+        + _table(
+            ("context", *head),
+            ((f"{context:,}" if context else "before", *each) for context, each in rows.items()),
+        )
+    )
+
+
+def _masks(part: dict[str, Any]) -> str:
+    setup = part["setup"]
+    compared = [
+        (
+            row["form"],
+            row["windows"],
+            f"{row['positions'] / 1e9:.2f}",
+            f"{row['seconds'] * 1e3:.2f}",
+            f"{row['bytes_per_second'] / 1e12:.2f}",
+            f"{row['equal_bytes_per_second'] / 1e12:.2f}",
+            f"{row['ratio_to_equal']:.2f}",
+            f"{row['to_bool']:.1f}",
+            f"{row['judge_bytes'] / _MIB:.0f}",
+        )
+        for row in part["rows"]
+        if row["what"] == "compared"
+    ]
+    judged = [
+        (
+            row["form"],
+            "one block flipped" if row["flipped"] else "as published",
+            row["status"],
+            ", ".join(row["rules"]) or "-",
+            f"{len(row['failing']):,}",
+            f"{row['seconds']:.1f}",
+            f"{row['judge_bytes'] / _MIB:.0f}",
+        )
+        for row in part["rows"]
+        if row["what"] == "judged"
+    ]
+    head = (
+        "form",
+        "windows",
+        "G positions",
+        "ms",
+        "TB/s",
+        "`torch.equal` TB/s",
+        "ratio",
+        "positions/s to bool",
+        "judge MiB",
+    )
+    return (
+        f"## Masks\n\n{setup['rows']:,} x {setup['columns']:,} positions compared inside the "
+        "windows, beside `torch.equal` of the whole mask and a copy;\n"
+        "bytes are those of both masks, MiB what the comparison holds beyond its inputs.\n\n"
+        + _table(head, compared)
+        + f"\nMasks of {setup['topk_blocks']:,} blocks a row, judged by their scores:\n\n"
+        + _table(("form", "mask", "verdict", "rules", "rows failing", "s", "judge MiB"), judged)
+    )
+
+
 SECTIONS = {
     "invariance": _invariance,
     "table": _compared,
     "transient": _transient,
     "sweep": _sweep,
+    "qsa": _qsa,
+    "probe": _probe,
+    "masks": _masks,
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equivalence import judge, ops, sides, windows
+from equivalence import allowed, judge, ops, sides, windows
 from equivalence.candidate import Candidate, name_of
 from equivalence.case import JSON, Case, held
 from equivalence.contract import Contract, describe
@@ -269,7 +269,7 @@ def _rules(contract: Contract | str | None, sample: int, seed: int) -> Rules:
         raise UsageError(f"seed is {seed!r}; it is a whole number from 0 to 2**63 - 1")
     if type(sample) is not int or sample < 1:
         raise UsageError(f"sample is {sample!r}; it is a number of rows, 1 or more")
-    free = Contract() if contract is None else judge.freedoms(contract)
+    free = Contract() if contract is None else allowed.freedoms(contract)
     return Rules(contract=free, count=sample, seed=seed)
 
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equivalence import ops
+from equivalence import layout, ops, stages
 from equivalence.case import Case
+from equivalence.checks import maskwords
 from equivalence.windows import Windows
 from refimpl.bits import as_int
 
 _PIECE_BYTES = 32 << 20
+_SETS = (*stages.PICKS, "page_indices", "packed")
+"""Outputs whose rows may hold the same in another order."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,8 +22,10 @@ class Apart:
     """How one outcome differs from another, by output that both have.
 
     Attributes:
-        changed: rows that are not the same bits, slot by slot, bool [T]; logits inside the windows.
-        other_set: of these the rows that are not the same set, bool [T]; for logits all of them.
+        changed: rows that are not the same bits, slot by slot, bool [T]; logits and masks inside
+            the windows.
+        other_set: of these the rows that are not the same set, bool [T]; all of them for outputs
+            whose values are no columns, blocks or slots.
         missing: outputs that only one of the two has.
     """
 
@@ -50,11 +55,23 @@ def apart(
     for stage in ops.find(case.op).spec.outputs:
         if stage not in one or stage not in two:
             continue
-        if stage == "logits":
+        if stage in stages.MASKS and stages.publishes(case):
+            changed[stage] = other[stage] = _masks(case, windows, one[stage], two[stage])
+        elif stage in ("logits", "scores"):
             changed[stage] = other[stage] = _cells(windows, one[stage], two[stage])
         else:
             changed[stage], other[stage] = _slots(one[stage], two[stage])
+            if stage not in _SETS:
+                other[stage] = changed[stage]
     return Apart(changed=changed, other_set=other, missing=tuple(sorted(one.keys() ^ two.keys())))
+
+
+def published(case: Case, windows: Windows) -> Tensor:
+    """The numbers of the rows that are published, int64 [P]: all where the case lists none."""
+    listed = case.inputs.get("rows")
+    if listed is None:
+        return torch.arange(len(windows.start), device=windows.start.device)
+    return listed.long()
 
 
 def _cells(windows: Windows, one: Tensor, two: Tensor) -> Tensor:
@@ -70,11 +87,25 @@ def _cells(windows: Windows, one: Tensor, two: Tensor) -> Tensor:
     return changed
 
 
+def _masks(case: Case, windows: Windows, one: Tensor, two: Tensor) -> Tensor:
+    """Rows whose published masks differ in a column that they see, bool [T]."""
+    every, listed = len(windows.start), published(case, windows)
+    changed = torch.zeros(every, dtype=torch.bool, device=one.device)
+    if one.dtype is not two.dtype:
+        return changed.index_fill(0, listed, value=True)
+    one, two = (layout.taken(x, listed) if len(x) == every else x for x in (one, two))
+    visible = windows.visible[listed]
+    changed[listed] = maskwords.differing(want=one, got=two, visible=visible)
+    return changed
+
+
 def _slots(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
     """Rows whose slots differ, and those whose values differ in any order, bool [T] each."""
     changed = torch.ones(len(one), dtype=torch.bool, device=one.device)
     if one.shape != two.shape or one.dtype != two.dtype:
         return changed, changed.clone()
+    # Of outputs that hold one value a row too.
+    one, two = (as_int(each)[:, None].flatten(1) for each in (one, two))
     for span in _spans(one):
         changed[span] = (one[span] != two[span]).any(1)
     other = changed.clone()

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from equivalence import schema
+from equivalence import layout, schema, specs
 from equivalence.errors import InvalidCase
 
 JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
@@ -78,7 +78,7 @@ def held(case: Case, *, device: torch.device | str | None = None) -> Case:
 
     def put(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            name: tensor if device is None else tensor.to(device)
+            name: tensor if device is None else layout.moved(tensor, device)
             for name, tensor in tensors.items()
         }
 
@@ -98,9 +98,12 @@ def take_rows(case: Case, rows: Tensor) -> Case:
 
     Decode rows come by whole requests: all next_n rows of a request stay.
     Rows of an op that has query_start_loc are ascending.
+    A call that cannot be cut stays as it is.
     Digests of the reference are dropped, since they speak of every row.
     """
-    spec = schema.OPS[case.op]
+    spec = specs.OPS[case.op]
+    if spec.whole:
+        return replace(case, reference={})
     sizes = schema.bind(spec.inputs, case.inputs)
     whole = schema.whole_requests(rows, next_n=sizes.get("n", 1))
     # Without row_to_request, row i reads table row i.
@@ -109,6 +112,7 @@ def take_rows(case: Case, rows: Tensor) -> Case:
         and "row_to_request" not in case.inputs
         and sizes.get("R") == sizes.get("T")
     )
+    published = _published(case, whole)
 
     def take(tensor: Tensor, dims: tuple[schema.Dim, ...]) -> Tensor:
         if not dims:
@@ -117,12 +121,19 @@ def take_rows(case: Case, rows: Tensor) -> Case:
             return _pick(tensor, whole)
         if dims[0] == "B":
             return _pick(tensor, whole[:: sizes.get("n", 1)] // sizes.get("n", 1))
+        if dims[0] == "P":
+            few = published is not None and len(tensor) == len(case.inputs["rows"])
+            return _pick(tensor, published[1] if few and published is not None else whole)
+        if "T" in dims:
+            return tensor.index_select(dims.index("T"), whole.to(tensor.device))
         return tensor
 
     inputs = {name: take(t, spec.inputs[name].dims) for name, t in case.inputs.items()}
     if "query_start_loc" in inputs:
         edges = case.inputs["query_start_loc"].to(whole)
         inputs["query_start_loc"] = torch.searchsorted(whole, edges).int()
+    if published is not None:
+        inputs["rows"] = published[0].to(inputs["rows"])
     return replace(
         case,
         inputs=inputs,
@@ -135,9 +146,30 @@ def take_rows(case: Case, rows: Tensor) -> Case:
     )
 
 
+def place_of(rows: Tensor, wanted: Tensor) -> Tensor:
+    """Where each wanted row stands in the ascending list `rows`, int64; -1 where it does not."""
+    listed = rows.to(wanted)
+    at = torch.searchsorted(listed, wanted)
+    found = at < len(listed)
+    found &= listed[at.clamp(max=max(0, len(listed) - 1))] == wanted if len(listed) else found
+    return torch.where(found, at, -1)
+
+
+def _published(case: Case, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of some rows: the published ones by their new numbers, and their places in what is published.
+
+    None where the case declares no published rows.
+    """
+    if "rows" not in case.inputs:
+        return None
+    place = place_of(case.inputs["rows"], rows.to(case.inputs["rows"].device))
+    kept = (place >= 0).nonzero()[:, 0]
+    return kept, place[kept]
+
+
 def _pick(tensor: Tensor, rows: Tensor) -> Tensor:
     """A view where the rows are consecutive, a copy elsewhere."""
     first, count = int(rows[0]) if len(rows) else 0, len(rows)
     if count and int(rows[-1]) - first + 1 == count and bool((rows.diff() == 1).all()):
         return tensor[first : first + count]
-    return tensor[rows.to(tensor.device)]
+    return layout.taken(tensor, rows.to(tensor.device))

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Order = Literal["score", "ascending", "any"]
-Ties = Literal["lowest", "highest", "any"]
+Ties = Literal["lowest", "highest", "any", "all"]
 ShortRows = Literal["identity", "any"]
 Holes = Literal["reject", "allow"]
 EmptyRows = Literal["pad", "first"]
 MinusInf = Literal["pick", "pad"]
-Nan = Literal["reject", "first", "last"]
+Nan = Literal["reject", "first", "last", "drop"]
 ZeroSign = Literal["distinct", "equal"]
 Dead = Literal["ignore", "-inf", "zero"]
 Scores = Literal["bits", "bound"]
@@ -50,6 +50,9 @@ FREEDOMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 `reserved_pages`, the one key that is a number, is checked in `Contract`.
 """
 
+OF_MASKS: Final[Mapping[str, str]] = MappingProxyType({"ties": "all", "nan": "drop"})
+"""Values that speak of masks alone: a row of picks has no room for a whole tie set."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
@@ -59,12 +62,13 @@ class Contract:
 
     Attributes:
         order: picks of a row by descending score, by ascending column, or in any order.
-        ties: which columns win at the cutoff.
+        ties: which columns win at the cutoff; a mask may admit `all` of them.
         short_rows: a row whose window holds at most k columns is 0 .. n-1, or any legal row.
         holes: whether a pad may stand before a pick.
         empty_rows: an empty window gives pads alone, or column 0 first.
         minus_inf: a column that scores -inf is a pick like others, or becomes a pad.
-        nan: a row with a NaN in its window is undecided, or every NaN ranks first or last.
+        nan: a row with a NaN in its window is undecided, or every NaN ranks first or last; a block
+            of a mask may also take a place by it and then be dropped.
         zero_sign: -0 ranks below +0, or with it.
         dead: what logits outside the window hold; `ignore` compares nothing there.
         scores: equal bits, or within the derived bound of the arithmetic.

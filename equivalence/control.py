@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from equivalence import published, stages
 from equivalence.blocks import Block, Job
-from equivalence.checks import bitwise
+from equivalence.checks import bitwise, maskwords
 from equivalence.checks.rows import failing
 from equivalence.tally import RunTally
 
@@ -22,18 +23,27 @@ def count_picks(job: Job, block: Block, control: dict[str, Counter[str]]) -> Non
         control: counts by output: rows, identical, reordered, other_set.
     """
     first: dict[str, Tensor] = {}
+    masked = stages.MASKS if stages.publishes(job.case) else ()
     for side in job.sides:
         for stage, tensor in side.outputs.items():
-            got = block.rows(tensor)
-            if stage != "logits" and first.setdefault(stage, got) is not got:
-                control.setdefault(stage, Counter()).update(_classes(first[stage], got))
+            if tensor.is_floating_point():
+                continue
+            got = published.rows_of(job, block, tensor) if stage in masked else block.rows(tensor)
+            if first.setdefault(stage, got) is got:
+                continue
+            seen = block.visible[published.shared(job, block.ids)] if stage in masked else None
+            control.setdefault(stage, Counter()).update(_classes(first[stage], got, seen))
 
 
-def _classes(one: Tensor, two: Tensor) -> dict[str, int]:
-    """Rows that are the same, the same set, or another set."""
+def _classes(one: Tensor, two: Tensor, seen: Tensor | None) -> dict[str, int]:
+    """Rows that are the same, the same set, or another set; of masks in the columns `seen`."""
     rows = len(one)
-    if one.shape != two.shape:
+    if seen is not None and one.dtype == two.dtype:
+        other = int(maskwords.differing(want=one, got=two, visible=seen).sum())
+        return {"rows": rows, "identical": rows - other, "reordered": 0, "other_set": other}
+    if one.shape != two.shape or one.dtype != two.dtype:
         return {"rows": rows, "identical": 0, "reordered": 0, "other_set": rows}
+    one, two = one.flatten(1), two.flatten(1)
     same = (one == two).all(1)
     apart = (~same).nonzero()[:, 0]
     reordered = (one[apart].sort(1).values == two[apart].sort(1).values).all(1)

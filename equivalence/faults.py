@@ -7,9 +7,9 @@ They show that a judge can fail, and that it does not fail too much.
 import math
 from dataclasses import dataclass
 
+from equivalence import poisons
 from equivalence.planted import edits, plants
 from equivalence.planted.plants import Plant
-from equivalence.replay import SCORE_POISONS
 
 __all__ = ["FAULTS", "VARIANTS", "Fault", "Variant"]
 
@@ -170,7 +170,7 @@ FAULTS: tuple[Fault, ...] = (
     _logit(
         "logits unwritten",
         "unwritten",
-        plants.logits(plants.filled(SCORE_POISONS[0]), lambda _, inside: inside, cells=slice(None)),
+        plants.logits(plants.filled(poisons.SCORE[0]), lambda _, inside: inside, cells=slice(None)),
         "a logit",
     ),
 )

@@ -4,6 +4,7 @@ One seed gives one case.
 Every dense case has the nine windows of `windows`; what its scores hold is named by `Scores`.
 Cells outside a window score more than all inside it, so a row that reads them shows.
 `forwards` is another kind: the prefills of a serving engine, at any scale (see `scenarios`).
+Cases of masks, of QSA and of ranks are made in `drawn`.
 """
 
 import torch
@@ -11,17 +12,34 @@ from torch import Tensor
 
 from equivalence import draws
 from equivalence.case import JSON, Case
+from equivalence.drawn import masks
+from equivalence.drawn.decode import decode_indexer
+from equivalence.drawn.qsa import expand_blocks, qsa_indexer
+from equivalence.drawn.quant import gather_keys, quantize_k, quantize_q
+from equivalence.drawn.ranks import gather_rows, merge_topk
 from equivalence.draws import Form, Scores, Spans
 from equivalence.errors import UsageError
 from equivalence.scenarios import forwards
-from refimpl.bits import E4M3, SCALE_BYTES
+from refimpl import forms
+from refimpl.bits import E4M3
+from refimpl.blocks import BLOCK
 
 __all__ = [
     "Scores",
+    "apply_mask",
+    "consumer",
     "decode_indexer",
+    "expand_blocks",
     "forwards",
+    "gather_keys",
+    "gather_rows",
+    "merge_topk",
     "mqa_logits",
     "prefill_indexer",
+    "publish_mask",
+    "qsa_indexer",
+    "quantize_k",
+    "quantize_q",
     "ragged_topk",
     "topk_pages",
     "translate_pages",
@@ -203,42 +221,51 @@ def prefill_indexer(
     )
 
 
-def decode_indexer(
+def publish_mask(
     seed: int,
     *,
-    tie_rich: bool = True,
-    scale: float = 1.0,
-    topk: int = 12,
-    heads: int = 32,
-    head_dim: int = 128,
-    page_size: int = 16,
+    scores: Scores | None = None,
+    topk_blocks: int = 4,
+    columns: int = 384,
+    tail: int | None = None,
 ) -> Case:
-    """A paged layer: three requests of two query tokens; long, short and empty, just above topk."""
-    random = torch.Generator().manual_seed(seed)
-    table = -(-6 * topk // page_size)
-    pages = 1 + torch.randperm(3 * table, generator=random).reshape(3, table)
-    keys, key_scales = draws.keys(random, (3 * table + 1) * page_size, head_dim, tie_rich=tie_rich)
-    planar = torch.cat(
-        [
-            keys.view(torch.uint8).reshape(-1, page_size * head_dim),
-            key_scales.view(torch.uint8).reshape(-1, page_size * SCALE_BYTES),
-        ],
-        dim=1,
-    )
-    lengths = [[6 * topk - 1, 6 * topk], [0, topk // 2], [topk + 1, topk + 2]]
-    return Case(
-        op="decode_indexer",
-        inputs={
-            "q": torch.randn(3, 2, heads, head_dim, generator=random).to(E4M3),
-            "kv_cache": planar,
-            "weights": torch.randn(6, heads, generator=random) * scale,
-            "context_lens": torch.tensor(lengths, dtype=torch.int32),
-            "block_table": pages.int(),
-        },
-        params={"topk": topk, "page_size": page_size},
-        arithmetic="deep_gemm.sm90",
-        name=f"decode_indexer seed {seed}",
-    )
+    """Scores [9, columns] whose best blocks of 8 are published, ties at the block boundary.
+
+    Args:
+        seed: of everything.
+        scores: see Scores.
+        topk_blocks: blocks a row publishes.
+        columns: of both requests, 48 for each block at least.
+        tail: only the last so many rows of each request are published.
+    """
+    spans = _grouped(topk_blocks, columns)
+    return masks.publish_mask(seed, spans=spans, topk_blocks=topk_blocks, scores=scores, tail=tail)
+
+
+def apply_mask(
+    seed: int, *, form: forms.Form = "bool", topk_blocks: int = 4, columns: int = 384
+) -> Case:
+    """Scores of a layer and the mask that another layer published, in one of its forms."""
+    spans = _grouped(topk_blocks, columns)
+    return masks.apply_mask(seed, spans=spans, topk_blocks=topk_blocks, form=form)
+
+
+def consumer(
+    seed: int,
+    *,
+    form: forms.Form = "bool",
+    topk_blocks: int = 4,
+    k: int = 12,
+    columns: int = 384,
+) -> Case:
+    """Top-k of a layer among the columns that another layer published."""
+    spans = _grouped(topk_blocks, columns)
+    return masks.consumer(seed, spans=spans, topk_blocks=topk_blocks, k=k, form=form)
+
+
+def _grouped(topk_blocks: int, columns: int) -> Spans:
+    """The windows of a selection of blocks, request after request."""
+    return sorted(windows(k=topk_blocks * BLOCK, columns=columns), key=lambda span: span[0])
 
 
 def _rows(spans: Spans) -> dict[str, Tensor]:

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from equivalence import judge, ops, sides, windows
+from equivalence import allowed, eligible, judge, ops, sides, windows
 from equivalence.candidate import Candidate, name_of
 from equivalence.case import Case, held
 from equivalence.contract import Contract, describe
-from equivalence.errors import InvalidCase, UsageError
+from equivalence.errors import InvalidCase
 from equivalence.report import as_text
-from equivalence.rowcount import schedules
+from equivalence.rowcount import asked, given, schedules
 from equivalence.rowcount.launch import launch_of
 from equivalence.rowcount.plays import decide, play, run_of
 from equivalence.rowcount.schedules import Plan
@@ -43,7 +43,7 @@ def check_row_count(
     """Judge one call of all rows, then compare it with other ways to make the same call.
 
     Logits of another call are those of the whole one, bit for bit, inside the windows.
-    Its picks are too, or the contract allows both.
+    So is every other output, or the contract allows both.
 
     Args:
         case: what is called.
@@ -66,8 +66,8 @@ def check_row_count(
             baseline of an op that has its scores among the inputs, a count below 1 or a seed
             below 0.
     """
-    free = Contract() if contract is None else judge.freedoms(contract)
-    _check_counts(case, baseline, rows, seed, repeats=repeats, sample=sample)
+    asked.check(case, baseline, rows, seed=seed, repeats=repeats, sample=sample)
+    free = Contract() if contract is None else allowed.freedoms(contract, case)
     if device is not None:
         judge.check_device(device)
     origin = "default" if contract is None else "argument"
@@ -157,35 +157,6 @@ def in_short(verdict: Verdict) -> Verdict:
     return replace(verdict, runs=(*whole, one, *record))
 
 
-def _check_counts(
-    case: Case,
-    baseline: Candidate | None,
-    rows: Sequence[int] | None,
-    seed: int,
-    *,
-    repeats: int,
-    sample: int,
-) -> None:
-    """Refuse what no case could make right."""
-    if not isinstance(case, Case):
-        kind = type(case).__name__
-        raise UsageError(f"check_row_count wants a Case, not {kind}; load_cases reads files")
-    if type(seed) is not int or not 0 <= seed < 1 << 63:
-        raise UsageError(f"seed is {seed!r}; it is a whole number from 0 to 2**63 - 1")
-    for name, count in {"repeats": repeats, "sample": sample}.items():
-        if type(count) is not int or count < 1:
-            raise UsageError(f"{name} is {count!r}; it is a whole number from 1 on")
-    if rows is not None and not rows:
-        raise UsageError("rows is empty; it is the chunk sizes to call with, as in rows=(128, 256)")
-    for size in rows or ():
-        if type(size) is not int or size < 1:
-            raise UsageError(f"rows holds {size!r}; a chunk has a whole number of rows, 1 or more")
-    if baseline is not None and case.op in ops.OPS and ops.find(case.op).score is None:
-        raise UsageError(
-            f"a baseline gives the scores that judge; {case.op} has its own among the inputs"
-        )
-
-
 def _trial(
     case: Case,
     candidate: Candidate,
@@ -200,19 +171,21 @@ def _trial(
     """
     ops.validate(case)
     spans = ops.find(case.op).windows(case)
+    eligible.expect(case, spans)
     sent = windows.emptied(case, spans)
     old = None
     if baseline is not None:
         (old,) = sides.called(sent, baseline, contract, shared=True)
     # Shared: other calls may write into the buffers that this one hands out.
     (whole,) = sides.called(sent, candidate, contract, shared=True)
+    every = torch.arange(len(spans.start), device=spans.start.device)
     return Trial(
         case=case,
         sent=replace(sent, recorded=(), reference={}),
         windows=spans,
         candidate=candidate,
         contract=contract,
-        whole=replace(whole, name=WHOLE),
+        whole=replace(whole, name=WHOLE, outputs=given.declared(case, whole.outputs, every)),
         old=old,
         sample=sample,
     )
@@ -222,7 +195,9 @@ def _judge_whole(trial: Trial, seed: int) -> Verdict:
     """The whole call against the reference: all of its rows, or a sample."""
     rows = None
     if not trial.cheap:
-        rows = rows_of(trial.sent, trial.windows, count=trial.sample, seed=seed)
+        listed = trial.case.inputs.get("rows")
+        first = None if listed is None else listed.long()
+        rows = rows_of(trial.sent, trial.windows, count=trial.sample, seed=seed, first=first)
     return judge.weigh(
         trial.case, [trial.whole], contract=trial.contract, baseline=trial.old, rows=rows
     )

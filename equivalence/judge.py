@@ -5,7 +5,18 @@ from dataclasses import replace
 
 import torch
 
-from equivalence import blocks, digest, ops, plain, schema, sides, windows
+from equivalence import (
+    allowed,
+    blocks,
+    digest,
+    eligible,
+    ops,
+    plain,
+    schema,
+    sides,
+    specs,
+    windows,
+)
 from equivalence.blocks import Job
 from equivalence.candidate import Candidate, name_of
 from equivalence.case import Case, held, take_rows
@@ -64,7 +75,6 @@ def check(
     torch.set_flush_denormal(False)  # the reference needs subnormals
     if device is not None:
         check_device(device)
-    free, origin = Contract(), "default"
     verdict = Verdict(
         case=case.name,
         op=case.op,
@@ -72,13 +82,12 @@ def check(
         status=Status.UNDECIDED,
         candidate=name_of(candidate),
     )
-    if contract is not None:
-        free, origin = freedoms(contract), "argument"
-    elif candidate is None and case.contract is not None:
-        try:
-            free, origin = freedoms(case.contract), "record"
-        except UsageError as error:
-            return invalid(verdict, f"contract: {error}")
+    try:
+        free, origin = allowed.of_case(
+            case, contract, candidate=candidate is not None, baseline=baseline is not None
+        )
+    except InvalidCase as error:
+        return invalid(verdict, str(error))
     verdict = replace(
         verdict,
         contract=describe(free, origin=origin),
@@ -90,9 +99,11 @@ def check(
         loaded = held(case, device=device)
         names = None
         if rows is not None:
+            ops.find(case.op).windows(loaded)
             names = chosen(case, rows, sizes).to(next(iter(loaded.inputs.values())).device)
             loaded = take_rows(loaded, names)
         spans = ops.find(case.op).windows(loaded)
+        eligible.expect(loaded, spans)
         loaded = windows.emptied(loaded, spans)
         shared = candidate is not None and baseline is not None
         old = None
@@ -139,7 +150,7 @@ def weigh(
     Returns:
         The verdict; UNDECIDED where the case cannot be computed.
     """
-    free = freedoms(contract)
+    free = allowed.freedoms(contract, case)
     verdict = Verdict(
         case=case.name,
         op=case.op,
@@ -152,6 +163,7 @@ def weigh(
     try:
         sizes = ops.validate(case)
         spans = ops.find(case.op).windows(case)
+        eligible.expect(case, spans)
         if rows is not None:
             rows = schema.whole_requests(rows.to(spans.start), next_n=sizes.get("n", 1))
         job = Job(
@@ -231,28 +243,14 @@ def _check_call(case: Case, baseline: Candidate | None, repeats: int) -> None:
         )
 
 
-def freedoms(contract: Contract | str) -> Contract:
-    """The contract, where every freedom in it is one that this version judges.
-
-    Raises:
-        UsageError: it cannot be read, or not be judged.
-    """
-    if not isinstance(contract, Contract | str):
-        raise UsageError(f"a contract is a Contract or a text, not {type(contract).__name__}")
-    free = contract if isinstance(contract, Contract) else Contract.parse(contract)
-    strict = Contract()
-    for key in ("scores", "ranks"):
-        if getattr(free, key) != getattr(strict, key):
-            raise UsageError(f"{key}={getattr(free, key)} is not judged by this version")
-    return free
-
-
 def chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.Tensor:
     """The rows asked for, ascending, completed to whole requests.
 
     Raises:
         UsageError: the case has no such row.
     """
+    if specs.OPS[case.op].whole:
+        raise UsageError(f"{case.op} is judged whole: it takes no rows")
     for row in rows:
         if not 0 <= row < sizes["rows"]:
             count = f"{sizes['rows']:,} rows, from 0 on"

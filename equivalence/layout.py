@@ -1,6 +1,6 @@
 """Strides of tensors that are not packed: as data, as a check, and as a copy that keeps them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from equivalence.errors import InvalidCase
+from refimpl.bits import as_int
+
+_PIECE_BYTES = 16 << 20
 
 _SLACK = 1 << 20
 """Bytes a strided tensor may take beyond sixteen times its packed size."""
@@ -56,11 +59,46 @@ def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return False
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """A copy; torch copies a bool that is neither 0 nor 1 as 1, this keeps its byte."""
+    return as_bytes(tensor).clone().view(tensor.dtype)
+
+
+def taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Rows (int64) of a tensor, every byte of a bool as it is."""
+    return as_bytes(tensor)[rows].view(tensor.dtype)
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """A copy in the host's memory without strides, every byte of a bool as it is."""
+    return as_bytes(tensor.detach()).cpu().contiguous().clone().view(tensor.dtype)
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor on a device, every byte of a bool as it is."""
+    return as_bytes(tensor).to(device).view(tensor.dtype)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A bool or fp8 tensor as its bytes, any other as it is.
+
+    A bool may be other than 0 and 1, and fp8 cannot be indexed on every device.
+    """
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
 def clone(tensor: Tensor) -> Tensor:
     """A copy with the same strides, or packed where the tensor's own cells overlap."""
+    cells = as_bytes(tensor)
     if overlaps(tensor.shape, tensor.stride()):
-        return tensor.contiguous().clone()
-    out = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return out.copy_(tensor)
+        return cells.contiguous().clone().view(tensor.dtype)
+    out = torch.empty_strided(cells.shape, cells.stride(), dtype=cells.dtype, device=cells.device)
+    return out.copy_(cells).view(tensor.dtype)
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor as integers, so many of its first dimension at a time that copies stay small."""
+    whole = as_int(tensor) if tensor.dim() else as_int(tensor)[None]
+    step = max(1, _PIECE_BYTES // max(1, whole[:1].numel() * whole.element_size()))
+    for i in range(0, len(whole), step):
+        yield whole[i : i + step]

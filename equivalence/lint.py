@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from equivalence import expected, header, ops, plain, store, windows
+from equivalence import eligible, expected, header, ops, plain, store, windows
 from equivalence.case import Case, held, take_rows
 from equivalence.errors import InvalidCase, UsageError
 from refimpl import fast
+from refimpl.profiles import PUBLISHED
 
 _MOST_ROWS = 8
 """Broken rows told one by one of each file; the rest are counted."""
@@ -57,12 +58,19 @@ def _of_case(case: Case) -> Iterator[str]:
         yield from (f"row {row}: {sentence}" for row, sentence in broken[:_MOST_ROWS])
         if len(broken) > _MOST_ROWS:
             yield f"{len(broken) - _MOST_ROWS:,} more rows are broken"
+        eligible.expect(loaded, rows)
+        if op.faults is not None:
+            yield from (f"{found.rule}: {found.reading}" for found in op.faults(loaded))
         if not len(rows.start):
             yield "holds no row"
         elif op.score is not None and case.arithmetic is not None:
             # Nothing is left to score: the reference only says whether it could.
             one = take_rows(loaded, torch.arange(1))
             every = dict.fromkeys(range(len(op.windows(one).start)), "")
-            op.score(windows.emptied(one, replace(rows, broken=every)), fast.accumulate)
+            nothing = windows.emptied(one, replace(rows, broken=every))
+            if op.bound is not None and (case.arithmetic in PUBLISHED or "q_sf" in case.inputs):
+                op.bound(nothing)
+            else:
+                op.score(nothing, fast.accumulate)
     except ValueError as error:
         yield str(error).removeprefix(str(header.invalid(Path(case.path), "")))

@@ -1,24 +1,22 @@
 """The registry: of every op its tensors, its reference scores, its windows, and its slots."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equivalence import consistent, schema, windows
+from equivalence import consistent, exact, params, schema, slotmap, spans, specs
 from equivalence.case import Case
+from equivalence.checks import owners, quant
 from equivalence.checks.pages import SlotsOf
 from equivalence.errors import InvalidCase
+from equivalence.verdict import Finding
 from equivalence.windows import Windows, param
-from refimpl import scoring
-from refimpl.pages import translate_pages
+from refimpl import bound, scoring
+from refimpl.profiles import PROFILES, PUBLISHED
 from refimpl.scoring import Accumulate
-
-PICKS = ("raw_indices", "ragged_indices")
-_MOST = {"k": 1 << 20, "topk": 1 << 20, "page_size": 1 << 20, "width": 1 << 24}
-"""The largest value of a parameter: memory is made by each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,12 @@ class Op:
         spec: its tensors and parameters.
         windows: rows -> Windows.
         score: the reference's scores of a case; None where scores are an input or not needed.
+        bound: the reference's scores and how far a kernel may lie from them, fp64 each.
         arithmetic: the profile a reference uses unless the case names one.
         slots: the map from picks to physical slots; None where the inputs hold none.
+        exact: some rows of the outputs that are compared bit for bit.
+        reading: what wrong rows of an exact output look like, see `checks.quant.reading`.
+        faults: what is wrong with a call, whatever it gave.
         primary: the output that a bare tensor is taken for.
     """
 
@@ -38,8 +40,12 @@ class Op:
     windows: Callable[[Case], Windows]
     primary: str
     score: Callable[[Case, Accumulate], Tensor] | None = None
+    bound: Callable[[Case], tuple[Tensor, Tensor]] | None = None
     arithmetic: str | None = None
     slots: Callable[[Case], SlotsOf | None] = lambda _: None
+    exact: Callable[[Case, Tensor], Mapping[str, Tensor]] | None = None
+    reading: Callable[..., str] | None = None
+    faults: Callable[[Case], Iterable[Finding]] | None = None
 
 
 def find(name: str) -> Op:
@@ -53,12 +59,6 @@ def find(name: str) -> Op:
     return OPS[name]
 
 
-def k_of(case: Case) -> int:
-    """Picks a row may hold; 0 for ops that pick nothing."""
-    value = case.params.get("k", case.params.get("topk", 0))
-    return int(value) if isinstance(value, int) else 0
-
-
 def validate(case: Case) -> dict[str, int]:
     """Check what can be known without reading tensors; the sizes of the op's dimensions.
 
@@ -66,16 +66,18 @@ def validate(case: Case) -> dict[str, int]:
         InvalidCase: in one sentence.
     """
     spec = find(case.op).spec
-    _check_params(case, spec)
-    if case.arithmetic is not None and case.arithmetic not in scoring.PROFILES:
-        raise InvalidCase(
-            f"no arithmetic named {case.arithmetic!r}: one of {', '.join(scoring.PROFILES)}"
-        )
+    params.check(case, spec)
+    known = {**PROFILES, **PUBLISHED}
+    if case.arithmetic is not None and case.arithmetic not in known:
+        raise InvalidCase(f"no arithmetic named {case.arithmetic!r}: one of {', '.join(known)}")
     sizes = schema.bind(spec.inputs, case.inputs)
-    rows = sizes["B"] * sizes["n"] if spec.rows == "B*n" else sizes["T"]
+    rows = _row_count(case, spec, sizes)
+    if spec.rows == "rows":
+        sizes["rows"] = rows
+    sizes.setdefault("P", rows)
     for i, entry in enumerate(case.recorded):
-        outputs = {name: spec.outputs[name] for name in entry if name in spec.outputs}
-        schema.bind(outputs or spec.outputs, entry, sizes, where=f"recorded.{i}")
+        given = {name: spec.outputs[name] for name in entry if name in spec.outputs}
+        _bind_recorded(given or spec.outputs, entry, sizes, rows=rows, where=f"recorded.{i}")
     consistent.check(case, sizes)
     kind = case.row_class
     if kind is not None and (kind.dtype != torch.int8 or tuple(kind.shape) != (rows,)):
@@ -83,191 +85,140 @@ def validate(case: Case) -> dict[str, int]:
     return {**sizes, "rows": rows}
 
 
-def _check_params(case: Case, spec: schema.OpSpec) -> None:
-    """Every parameter is the op's, and of its kind."""
-    known = {**spec.params, **spec.defaults}
-    for name, value in case.params.items():
-        if name not in known:
-            raise InvalidCase(
-                f"params.{name} is not one of {case.op}'s: {', '.join(known) or 'it has none'}"
-            )
-        if name == "columns":
-            if value not in ("absolute", "row-relative"):
-                raise InvalidCase(f"params.columns is {value!r}; it is absolute or row-relative")
-        elif (type(value) is not int or not 1 <= value <= _MOST[name]) and (
-            (name, value) != ("width", None)
-        ):
-            raise InvalidCase(f"params.{name} is {value!r}; it is 1 to {_MOST[name]:,}")
-    for name in spec.params:
-        if name not in case.params:
-            raise InvalidCase(f"params.{name} is missing")
+def _bind_recorded(
+    specs_of: Mapping[str, schema.TensorSpec],
+    entry: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    *,
+    rows: int,
+    where: str,
+) -> None:
+    """Outputs of one chain fit; a mask may publish all rows where only some must be."""
+    held: Mapping[str, schema.Shaped] = getattr(entry, "stubs", entry)
+    every = {n for n, of in specs_of.items() if "P" in of.dims and n in held}
+    every = {name for name in every if _first(held[name]) == rows}
+    some = {name: of for name, of in specs_of.items() if name not in every}
+    if some:
+        schema.bind(some, {n: t for n, t in held.items() if n not in every}, sizes, where=where)
+    for name in every:
+        one = {name: held[name]}
+        schema.bind({name: specs_of[name]}, one, {**sizes, "P": rows}, where=where)
 
 
-_SCORERS: Mapping[str, tuple[Callable[..., Tensor], tuple[str, ...], str]] = {
-    "mqa": (scoring.mqa_logits, ("columns", "width"), "deep_gemm.sm90"),
-    "paged": (scoring.paged_mqa_logits, ("page_size",), "deep_gemm.sm90"),
-    "qsa": (scoring.qsa_logits, ("page_size",), "vllm_qsa_prefill.sm90"),
+def _first(tensor: schema.Shaped) -> int | None:
+    """The first dimension of a tensor, where it has one."""
+    return next(iter(tensor.shape), None)
+
+
+def _row_count(case: Case, spec: schema.OpSpec, sizes: Mapping[str, int]) -> int:
+    if spec.rows == "rows":
+        return int(param(case, "rows"))
+    return sizes["B"] * sizes["n"] if spec.rows == "B*n" else sizes["T"]
+
+
+_KINDS: Mapping[str, tuple[Callable[..., Tensor], Callable[..., Any], tuple[str, ...], str]] = {
+    "mqa_logits": (scoring.mqa_logits, bound.mqa_bound, ("columns", "width"), "deep_gemm.sm90"),
+    "paged_mqa_logits": (
+        scoring.paged_mqa_logits,
+        bound.paged_mqa_bound,
+        ("page_size",),
+        "deep_gemm.sm90",
+    ),
+    "qsa_logits": (
+        scoring.qsa_logits,
+        bound.qsa_bound,
+        ("page_size",),
+        "vllm_qsa_prefill.sm90",
+    ),
 }
+"""By the op that only scores: its scores, its bound, the parameters of both, the arithmetic."""
 
 
-def _scorer(kind: str) -> Callable[[Case, Accumulate], Tensor]:
-    function, params, arithmetic = _SCORERS[kind]
-    names = {
-        "mqa": schema.OPS["mqa_logits"].inputs,
-        "paged": schema.OPS["paged_mqa_logits"].inputs,
-        "qsa": schema.OPS["qsa_logits"].inputs,
-    }[kind]
+def _scored(kind: str) -> dict[str, Any]:
+    """What an op needs to score as this one does."""
+    function, bounded, names, arithmetic = _KINDS[kind]
+
+    def call(case: Case) -> dict[str, Any]:
+        tensors = {n: case.inputs[n] for n in specs.OPS[kind].inputs if n in case.inputs}
+        return tensors | {name: param(case, name) for name in names}
 
     def score(case: Case, accumulate: Accumulate) -> Tensor:
-        tensors = {name: case.inputs[name] for name in names if name in case.inputs}
-        return function(
-            **tensors,
-            **{name: param(case, name) for name in params},
-            arithmetic=case.arithmetic or arithmetic,
-            accumulate=accumulate,
-        )
+        if "q_sf" in case.inputs:
+            raise InvalidCase("no bits are known of ue8m0 scales: judge with scores=bound")
+        chain = {"arithmetic": case.arithmetic or arithmetic, "accumulate": accumulate}
+        return function(**call(case), **chain)
 
-    return score
+    def bounds(case: Case) -> tuple[Tensor, Tensor]:
+        tensors = call(case)
+        scales = {"q_scale": tensors.pop("q_sf", None), "k_scale": tensors.pop("k_sf", None)}
+        tensors |= {name: scale for name, scale in scales.items() if scale is not None}
+        both: tuple[Tensor, Tensor] = bounded(**tensors, arithmetic=case.arithmetic or arithmetic)
+        return both
 
-
-def _table_slots(case: Case, table: Tensor, request: Tensor) -> SlotsOf:
-    size = param(case, "page_size")
-
-    def slots(rows: Tensor, columns: Tensor) -> Tensor:
-        return translate_pages(
-            raw_indices=columns.int(),
-            page_table=table,
-            page_size=size,
-            row_to_request=request[rows],
-        ).long()
-
-    return slots
+    return {"score": score, "bound": bounds, "arithmetic": arithmetic}
 
 
-def _dense_slots(case: Case) -> SlotsOf | None:
-    table = case.inputs.get("page_table", case.inputs.get("block_table"))
-    slot_map = case.inputs.get("slot_map", case.inputs.get("k_slots"))
-    if table is not None:
-        rows = torch.arange(_row_count(case), device=table.device)
-        request = case.inputs.get("row_to_request", rows).long()
-        # A padding row may name any request: it has no column to look up.
-        return _table_slots(case, table, request.clamp(0, len(table) - 1))
-    if slot_map is None:
-        return None
-    start = case.inputs["row_start"].long()
-    # An empty window may begin where the map ends, or there may be no map at all.
-    held = slot_map if len(slot_map) else slot_map.new_zeros(1)
-    last = len(held) - 1
-    return lambda rows, columns: held[(start[rows][:, None] + columns).clamp(0, last)].long()
-
-
-def _paged_slots(case: Case) -> SlotsOf:
-    requests, next_n = case.inputs["context_lens"].shape
-    table = case.inputs["block_table"]
-    request = torch.arange(requests, device=table.device).repeat_interleave(next_n)
-    return _table_slots(case, table, request)
-
-
-def _row_count(case: Case) -> int:
-    return validate(case)["rows"]
-
-
-def base_of(case: Case, stage: str, windows: Windows) -> Tensor:
-    """What an output of picks adds to a window-relative column, int64 [T].
-
-    Raises:
-        InvalidCase: the output's space cannot be one of picks.
-    """
-    space = case.spaces.get(stage)
-    kind = "row-relative" if space is None else space.kind
-    if stage == "ragged_indices":
-        if "topk_indices_offset" not in case.inputs:
-            raise InvalidCase("ragged_indices need the input topk_indices_offset")
-        return case.inputs["topk_indices_offset"].long()
-    if kind in ("row-relative", "request-local"):
-        return torch.zeros_like(windows.start)
-    if kind == "absolute":
-        return windows.start
-    raise InvalidCase(f"{stage} cannot be in the space {kind!r}")
-
-
-def width_of(case: Case, stage: str) -> int:
-    """Columns of a scores output, or the fewest slots of an index output."""
-    if stage == "logits":
-        if "k" in case.inputs:
-            return int(param(case, "width") or len(case.inputs["k"]))
-        table = case.inputs["block_table" if "kv_cache" in case.inputs else "page_table"]
-        return int(table.shape[1]) * int(param(case, "page_size"))
-    if "raw_indices" in case.inputs:
-        return int(case.inputs["raw_indices"].shape[1])
-    return k_of(case)
-
-
-def columns_of(case: Case) -> int:
-    """Columns of the widest score row that judging the case needs."""
-    if "scores" in case.inputs:
-        return int(case.inputs["scores"].shape[1])
-    return 1 if find(case.op).score is None else width_of(case, "logits")
-
-
-def page_size_of(case: Case) -> int:
-    """Keys a page; 1 where a slot map stands for the pages."""
-    paged = {"page_table", "block_table"} & set(case.inputs)
-    return int(param(case, "page_size")) if paged else 1
-
-
-def dtype_of(stage: str) -> torch.dtype:
-    """The dtype of an output: fp32 scores, int32 indices."""
-    return torch.float32 if stage == "logits" else torch.int32
-
-
-def pad_of(case: Case, stage: str) -> int:
-    """The value of an unused slot of an output."""
-    space = case.spaces.get(stage)
-    return -1 if space is None else space.pad
+def _owners(case: Case) -> Iterable[Finding]:
+    return owners.findings(case.inputs["row_ids"], rows=int(param(case, "rows")))
 
 
 def _op(name: str, windows: Callable[[Case], Windows], primary: str, **rest: Any) -> Op:  # noqa: ANN401
-    return Op(spec=schema.OPS[name], windows=windows, primary=primary, **rest)
+    return Op(spec=specs.OPS[name], windows=windows, primary=primary, **rest)
 
 
 OPS: Mapping[str, Op] = {
-    "mqa_logits": _op(
-        "mqa_logits", windows.dense, "logits", score=_scorer("mqa"), arithmetic="deep_gemm.sm90"
-    ),
+    "mqa_logits": _op("mqa_logits", spans.dense, "logits", **_scored("mqa_logits")),
     "paged_mqa_logits": _op(
         "paged_mqa_logits",
-        windows.paged,
+        spans.paged,
         "logits",
-        score=_scorer("paged"),
-        arithmetic="deep_gemm.sm90",
+        **_scored("paged_mqa_logits"),
     ),
     "qsa_logits": _op(
         "qsa_logits",
-        windows.qsa,
+        spans.qsa,
         "logits",
-        score=_scorer("qsa"),
-        arithmetic="vllm_qsa_prefill.sm90",
+        **_scored("qsa_logits"),
     ),
-    "ragged_topk": _op("ragged_topk", windows.dense, "raw_indices"),
-    "topk_pages": _op("topk_pages", windows.dense, "page_indices", slots=_dense_slots),
-    "translate_pages": _op(
-        "translate_pages", windows.translate, "page_indices", slots=_dense_slots
-    ),
+    "ragged_topk": _op("ragged_topk", spans.dense, "raw_indices"),
+    "topk_pages": _op("topk_pages", spans.dense, "page_indices", slots=slotmap.dense),
+    "translate_pages": _op("translate_pages", spans.translate, "page_indices", slots=slotmap.dense),
     "prefill_indexer": _op(
         "prefill_indexer",
-        windows.dense,
+        spans.dense,
         "raw_indices",
-        score=_scorer("mqa"),
-        arithmetic="deep_gemm.sm90",
-        slots=_dense_slots,
+        **_scored("mqa_logits"),
+        slots=slotmap.dense,
     ),
     "decode_indexer": _op(
         "decode_indexer",
-        windows.paged,
+        spans.paged,
         "raw_indices",
-        score=_scorer("paged"),
-        arithmetic="deep_gemm.sm90",
-        slots=_paged_slots,
+        **_scored("paged_mqa_logits"),
+        slots=slotmap.paged,
+    ),
+    "publish_mask": _op("publish_mask", spans.dense, "mask"),
+    "apply_mask": _op("apply_mask", spans.dense, "scores"),
+    "expand_blocks": _op("expand_blocks", spans.expand, "packed"),
+    "qsa_indexer": _op(
+        "qsa_indexer",
+        spans.qsa,
+        "packed",
+        **_scored("qsa_logits"),
+    ),
+    "gather_rows": _op("gather_rows", spans.rows, "rows", exact=exact.gathered, faults=_owners),
+    "merge_topk": _op("merge_topk", spans.merge, "raw_indices"),
+    "quantize_q": _op(
+        "quantize_q", spans.rows, "values", exact=exact.quantized_q, reading=quant.reading
+    ),
+    "quantize_k": _op(
+        "quantize_k", spans.rows, "values", exact=exact.quantized_k, reading=quant.reading
+    ),
+    "gather_keys": _op(
+        "gather_keys",
+        spans.gather_keys,
+        "values",
+        exact=exact.gathered_keys,
+        reading=quant.reading,
     ),
 }

@@ -1,6 +1,6 @@
 """Call a candidate on a case: cloned inputs, poisoned memory, and an Outcome whatever happens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from traceback import extract_tb
@@ -10,15 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivalence import layout, memory, ops, plain, receipt
+from equivalence import layout, memory, ops, plain, poisons, receipt
 from equivalence.candidate import Candidate
 from equivalence.case import Case
 from equivalence.verdict import Memory
-from refimpl.bits import as_int
-
-INDEX_POISONS = (-1_347_440_721, 2_122_219_134)
-_PIECE_BYTES = 16 << 20
-SCORE_POISONS = (-1.2345e33, 6.789e32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +60,9 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks
         before = args[0].numel() if func.overloadpacket.__name__ == "resize_" else None
         out = func(*args, **(kwargs or {}))
         if before is not None and out.numel() > before and out.is_contiguous():
-            fill_poison(out.view(-1)[before:], self.which)
+            poisons.fill(out.view(-1)[before:], self.which)
         if func.overloadpacket.__name__ in _EMPTY and isinstance(out, Tensor):
-            fill_poison(out, self.which)
+            poisons.fill(out, self.which)
         return out
 
 
@@ -81,14 +76,6 @@ _EMPTY = frozenset(
         "new_empty_strided",
     }
 )
-
-
-def fill_poison(tensor: Tensor, which: int) -> None:
-    """Fill a buffer with one of the two poisons of its kind."""
-    if tensor.dtype in (torch.int32, torch.int64):
-        tensor.fill_(INDEX_POISONS[which])
-    elif tensor.dtype in (torch.float32, torch.bfloat16, torch.float64):
-        tensor.fill_(SCORE_POISONS[which])
 
 
 def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
@@ -184,15 +171,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same bits."""
     if not alike(a, b):
         return False
-    return all(torch.equal(x, y) for x, y in zip(pieces(a), pieces(b), strict=True))
-
-
-def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor as integers, so many of its first dimension at a time that copies stay small."""
-    whole = as_int(tensor) if tensor.dim() else as_int(tensor)[None]
-    step = max(1, _PIECE_BYTES // max(1, whole[:1].numel() * whole.element_size()))
-    for i in range(0, len(whole), step):
-        yield whole[i : i + step]
+    return all(torch.equal(x, y) for x, y in zip(layout.pieces(a), layout.pieces(b), strict=True))
 
 
 def _where(error: BaseException) -> str:

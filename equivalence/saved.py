@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from equivalence import header, ops, schema, store
+from equivalence import header, ops, schema, specs, store
 from equivalence.case import Case, take_rows
 from equivalence.units import size
 from equivalence.verdict import Verdict
@@ -31,7 +31,7 @@ def save_failing(
 ) -> tuple[Path, str] | None:
     """Save the rows that fail or could not be decided, with what was recorded of them.
 
-    Decode rows come by whole requests.
+    Decode rows come by whole requests, and a call that cannot be cut stays whole.
     Rows that the verdict shows come first, then others in order, up to MOST_ROWS.
     A folder that is made here gets a `.gitignore` that keeps everything in it out of git.
 
@@ -55,6 +55,8 @@ def save_failing(
     wrong = list(dict.fromkeys([*shown, *verdict.failing]))
     if not wrong and not case.path and sizes["rows"] <= MOST_ROWS:
         wrong = list(range(sizes["rows"]))
+    if specs.OPS[case.op].whole:
+        return _whole(case, folder, f"{case.op} cannot be cut")
     if not wrong:
         return None
     next_n = sizes.get("n", 1)
@@ -62,14 +64,19 @@ def save_failing(
     numbers = [str(row) for row in rows.tolist()]
     part = take_rows(case, rows)
     if still is not None and len(rows) < sizes["rows"] and not still(part):
-        if case.path or sum(t.nbytes for t in case.inputs.values()) > MOST_BYTES:
-            return None
-        path = _write(case, folder)
-        return path, f"all rows: those that fail pass alone, {size(path.stat().st_size)}"
+        return _whole(case, folder, "those that fail pass alone")
     about = {"rows": f"{' '.join(numbers)} of {case.name}"}
     path = _write(replace(part, provenance={**case.provenance, **about}), folder)
     held = f", of {len(wrong):,} that fail" if len(wrong) > MOST_ROWS else ""
     return path, f"{_rows(numbers)}{held}, {size(path.stat().st_size)}"
+
+
+def _whole(case: Case, folder: Path, why: str) -> tuple[Path, str] | None:
+    """Save all rows, unless they stand in a file or are too many bytes."""
+    if case.path or sum(t.nbytes for t in case.inputs.values()) > MOST_BYTES:
+        return None
+    path = _write(case, folder)
+    return path, f"all rows: {why}, {size(path.stat().st_size)}"
 
 
 def _write(case: Case, folder: Path) -> Path:

@@ -1,83 +1,39 @@
 """Scenarios: the prefills of a serving engine, made from a seed, one layer-forward at a time.
 
-Real are the shapes: the prompts of 8K, 60K and 200K tokens, the batch of four, the prefix hit and
-the chunk of 16,384 on which SGLang compared the bounded dense prefill indexer of DeepSeek-V4.1
-with the one before it, a K being 1,024. Windows are `refimpl.geometry.ragged_windows`.
-
-Assumed is how a batch is cut: a forward takes requests in order until the chunk is full.
+The shapes are those of `workloads`, windows those of `refimpl.geometry.ragged_windows`.
 Invented are the values, which no model made: `texts` says how. Real keys hold their position, so
 that repeated text was seen to tie on ratio 2 alone; here it ties exactly on every ratio.
-Invented too are the lengths of prefix-hit, repeated-text, tool-calls and mixed-decode.
+
+In two-level the layers of a ratio share a mask, as those of DeepSeek-V4.1 do on ratio 1 or 2: the
+first is a source, and the others pick inside what the reference publishes of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from equivalence import texts
-from equivalence.case import Case
+from equivalence import texts, workloads
+from equivalence.case import JSON, Case
 from equivalence.errors import UsageError
 from equivalence.texts import Device
+from equivalence.workloads import SCENARIOS, Request, Scenario
+from refimpl import fast, forms, masks, scoring
 from refimpl.geometry import ragged_windows
 
 __all__ = ["SCENARIOS", "Forward", "Request", "Scenario", "count", "forwards"]
 
 _RATIOS = (1, 2, 4)
 _LEAST_TOPK = 4
+_CELLS = 1 << 24
+"""Scores of a source layer that are held at once."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One request of a batch, in tokens.
-
-    Attributes:
-        prompt: tokens that this batch computes; 1 is a decode row.
-        prefix: tokens before them whose keys are there already.
-        text: "cold", "repeated" (1,024 tokens again and again) or "tools" (turns of 2,048 tokens,
-            of which the first 1,536 are the same in each).
-        stream: requests of one stream and text are the same text, in the same slots.
-        shared: its first tokens are those of stream 0.
-    """
-
-    prompt: int
-    prefix: int = 0
-    text: str = "cold"
-    stream: int = 0
-    shared: int = 0
-
-    @property
-    def end(self) -> int:
-        """Tokens of the request once this batch is done."""
-        return self.prefix + self.prompt
-
-    def __post_init__(self) -> None:
-        """Refuse what no text could be."""
-        if self.text not in texts.TEXTS:
-            raise UsageError(f"no text is named {self.text!r}: one of {', '.join(texts.TEXTS)}")
-        if self.prompt < 1 or self.stream < 0 or not 0 <= self.shared <= self.prefix:
-            raise UsageError(
-                f"a request has prompt {self.prompt}, prefix {self.prefix}, shared {self.shared},"
-                f" stream {self.stream}: prompt >= 1, stream >= 0, 0 <= shared <= prefix"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """Batches that an engine prefills one after another.
-
-    Attributes:
-        name: how cases call it.
-        steps: one tuple of requests a batch.
-        chunk: tokens that one forward computes at most.
-        page: columns of a stream that stand together in the cache.
-    """
-
-    name: str
-    steps: tuple[tuple[Request, ...], ...]
-    chunk: int = 16_384
-    page: int = 64
+Role = Literal["", "source", "consumer"]
+Mask = Callable[[int], Tensor]
+"""The mask that the source of a ratio publishes in this forward."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +45,9 @@ class Forward:
         chunk: number of the forward in the scenario, from 0.
         layer: number of the layer, from 0.
         ratio: tokens a key column stands for.
-        case: a `prefill_indexer` with `k_slots`, int64 [L].
+        case: a `prefill_indexer` with `k_slots`, int64 [L]; of a source with `topk_blocks`, of a
+            consumer with `mask`, bool [T, lc].
+        role: "source", "consumer", or "" where no mask is published.
     """
 
     scenario: str
@@ -97,35 +55,7 @@ class Forward:
     layer: int
     ratio: int
     case: Case
-
-
-SCENARIOS: Mapping[str, Scenario] = {
-    name: Scenario(name=name, steps=steps)
-    for name, steps in {
-        "cold-8k": ((Request(prompt=8_192),),),
-        "cold-60k": ((Request(prompt=61_440),),),
-        "cold-200k": ((Request(prompt=204_800),),),
-        "batch-4x7k": (tuple(Request(prompt=7_168, stream=i) for i in range(4)),),
-        "prefix-hit": (
-            (Request(prompt=28_672),),
-            (
-                Request(prefix=28_672, prompt=1_024),
-                Request(prefix=28_672, prompt=2_048, stream=1, shared=28_672),
-            ),
-        ),
-        "repeated-text": ((Request(prompt=32_768, text="repeated"),),),
-        "tool-calls": (
-            (Request(prompt=8_192, text="tools"),),
-            *((Request(prefix=2_048 * i, prompt=2_048, text="tools"),) for i in range(4, 10)),
-        ),
-        "mixed-decode": (
-            (
-                Request(prefix=8_192, prompt=4_096),
-                *(Request(prefix=4_096 * i, prompt=1, stream=i) for i in range(1, 9)),
-            ),
-        ),
-    }.items()
-}
+    role: Role = ""
 
 
 def forwards(
@@ -142,14 +72,16 @@ def forwards(
 ) -> Iterator[Forward]:
     """The layer-forwards of a scenario, made as they are asked for: chunk by chunk, all layers.
 
-    Layer i has ratio `ratios[i % len(ratios)]`. Making one takes about twice the bytes of its q.
+    Layer i has ratio `ratios[i % len(ratios)]`. Making one takes about twice the bytes of its q;
+    before the first consumer of a forward the reference scores all rows of its source.
     A short prompt selects nothing at a high ratio: 8,192 tokens are 2,048 columns of ratio 4,
     of which engines pick 512.
 
     Args:
         scenario: a name in `SCENARIOS`, or one of your own.
         seed: of everything.
-        scale: divides tokens, chunk, page, periods of the text and topk; decode rows stay.
+        scale: divides tokens, chunk, page, periods of the text, topk and blocks, of which one
+            stays; decode rows stay.
         layers: of each ratio.
         ratios: 1, 2 or 4 each.
         heads: a multiple of 8, at least 16.
@@ -160,7 +92,7 @@ def forwards(
     Raises:
         UsageError: no scenario has that name, or a number is none of those.
     """
-    found = _scaled(scenario, scale)
+    found = workloads.scaled(scenario, scale)
     _check(layers, ratios)
     if topk // scale < _LEAST_TOPK:
         raise UsageError(f"topk {topk} at scale {scale} is {topk // scale}; it stays 4 or more")
@@ -169,7 +101,7 @@ def forwards(
             f"heads is {heads} and head_dim {head_dim}; multiples of 8, from 16 on, and of 32"
         )
 
-    def make(chunk: int, batch: Sequence[Request], layer: int) -> Forward:
+    def make(chunk: int, batch: Sequence[Request], layer: int, mask: Mask) -> Forward:
         ratio = ratios[layer % len(ratios)]
         text = [
             texts.tokens(
@@ -196,20 +128,30 @@ def forwards(
             **_windows(batch, ratio=ratio, device=device),
             "k_slots": _slots(found, batch, seed=seed, ratio=ratio, device=device),
         }
+        params: dict[str, JSON] = {"topk": topk // scale}
+        role: Role = ""
+        if found.topk_blocks:
+            role = "source" if layer == ratios.index(ratio) else "consumer"
+        if role == "source":
+            params["topk_blocks"] = found.topk_blocks
+        if role == "consumer":
+            inputs["mask"] = mask(ratio)
         case = Case(
             op="prefill_indexer",
             inputs=inputs,
-            params={"topk": topk // scale},
+            params=params,
             arithmetic="deep_gemm.sm90",
-            name=f"{found.name} chunk {chunk} layer {layer} ratio {ratio}",
+            name=f"{found.name} chunk {chunk} layer {layer} ratio {ratio} {role}".rstrip(),
             provenance={"scenario": found.name, "seed": str(seed), "scale": str(scale)},
         )
-        return Forward(scenario=found.name, chunk=chunk, layer=layer, ratio=ratio, case=case)
+        return Forward(
+            scenario=found.name, chunk=chunk, layer=layer, ratio=ratio, case=case, role=role
+        )
 
     return (
-        make(chunk, batch, layer)
-        for chunk, batch in enumerate(_chunks(found))
-        for layer in range(layers * len(ratios))
+        forward
+        for chunk, batch in enumerate(workloads.chunks(found))
+        for forward in _layers(partial(make, chunk, batch), layers * len(ratios))
     )
 
 
@@ -222,30 +164,43 @@ def count(
         UsageError: as `forwards`.
     """
     _check(layers, ratios)
-    return len(_chunks(_scaled(scenario, scale))) * layers * len(ratios)
+    return len(workloads.chunks(workloads.scaled(scenario, scale))) * layers * len(ratios)
 
 
-def _scaled(scenario: str | Scenario, scale: int) -> Scenario:
-    """The scenario with every length divided by `scale`, prompts never below one token."""
-    found = scenario if isinstance(scenario, Scenario) else SCENARIOS.get(scenario)
-    if found is None:
-        raise UsageError(f"no scenario is named {scenario!r}: one of {', '.join(SCENARIOS)}")
-    if not 1 <= scale <= found.chunk:
-        raise UsageError(f"scale is {scale}; it is 1 to the chunk, {found.chunk:,}")
-    steps = tuple(
-        tuple(
-            replace(
-                request,
-                prompt=max(1, request.prompt // scale),
-                prefix=request.prefix // scale,
-                shared=request.shared // scale,
-            )
-            for request in step
+def _layers(make: Callable[[int, Mask], Forward], many: int) -> Iterator[Forward]:
+    """The layers of one forward, whose sources publish for its consumers."""
+    sources: dict[int, Case] = {}
+    mask = cache(lambda ratio: _published(sources[ratio]))
+    for layer in range(many):
+        forward = make(layer, mask)
+        if forward.role == "source":
+            sources[forward.ratio] = forward.case
+        yield forward
+
+
+def _published(source: Case) -> Tensor:
+    """The reference's mask of a source layer, bool [T, lc]."""
+    start, end = source.inputs["row_start"], source.inputs["row_end"]
+    columns, blocks = forms.aligned(visible=end - start), source.params["topk_blocks"]
+    assert isinstance(blocks, int)  # noqa: S101 - it was put there above
+    mask = torch.zeros(len(start), columns, dtype=torch.bool, device=start.device)
+    step = max(1, _CELLS // max(1, len(source.inputs["k"])))
+    for first in range(0, len(start), step):
+        some = slice(first, first + step)
+        scores = scoring.mqa_logits(
+            q=source.inputs["q"][some],
+            k=source.inputs["k"],
+            k_scale=source.inputs["k_scale"],
+            weights=source.inputs["weights"][some],
+            row_start=start[some],
+            row_end=end[some],
+            accumulate=fast.accumulate,
         )
-        for step in found.steps
-    )
-    page = max(1, found.page // scale)
-    return replace(found, steps=steps, chunk=found.chunk // scale, page=page)
+        part = masks.publish(
+            scores=scores, row_start=start[some], row_end=end[some], topk_blocks=blocks
+        )
+        mask[some, : part.shape[1]] = part
+    return mask
 
 
 def _check(layers: int, ratios: Sequence[int]) -> None:
@@ -255,23 +210,6 @@ def _check(layers: int, ratios: Sequence[int]) -> None:
         raise UsageError(f"ratio {ratio!r}: it is 1, 2 or 4")
     if layers < 1:
         raise UsageError(f"layers is {layers}; each ratio has 1 or more")
-
-
-def _chunks(scenario: Scenario) -> list[list[Request]]:
-    """What each forward computes, in order: requests, or parts of them."""
-    plan: list[list[Request]] = []
-    for step in scenario.steps:
-        room = 0
-        for request in step:
-            start = request.prefix
-            while start < request.end:
-                if not room:
-                    plan.append([])
-                    room = scenario.chunk
-                part = min(room, request.end - start)
-                plan[-1].append(replace(request, prefix=start, prompt=part))
-                start, room = start + part, room - part
-    return plan
 
 
 def _windows(batch: Sequence[Request], *, ratio: int, device: Device) -> dict[str, Tensor]:

@@ -29,9 +29,12 @@ DTYPES = {
 }
 """Every dtype a case may hold, by its name in a safetensors header."""
 
-SCORES = ("F32", "BF16", "F16")
-INDEX = ("I32",)
-_MAY_BE_EMPTY = ("T", "L", "B", "R", "slots", "width", "pages", "B*n", "R+1")
+_MAY_BE_EMPTY = frozenset(
+    (
+        *("T", "L", "B", "R", "P", "B*n", "R+1", "pages", "slots", "width"),
+        *("blocks", "lc", "cells", "ids", "rows", "m"),
+    )
+)
 """Dimensions that may be 0; others say how a value is made and cannot be."""
 
 
@@ -69,7 +72,8 @@ class OpSpec:
         outputs: the stages that can be judged.
         params: required parameters, by keyword.
         defaults: optional ones and what they are when absent.
-        rows: the symbol of the row dimension.
+        rows: the symbol of the row dimension; "rows" is the parameter of that name.
+        whole: whether a call cannot be cut into calls of fewer rows.
     """
 
     inputs: Mapping[str, TensorSpec]
@@ -77,100 +81,7 @@ class OpSpec:
     params: Mapping[str, type] = field(default_factory=dict)
     defaults: Mapping[str, int | str | None] = field(default_factory=dict)
     rows: Dim = "T"
-
-
-def _optional(dtypes: tuple[str, ...], *dims: Dim) -> TensorSpec:
-    return TensorSpec(dtypes, dims, optional=True)
-
-
-_WINDOWS = {"row_start": TensorSpec(INDEX, ("T",)), "row_end": TensorSpec(INDEX, ("T",))}
-_DENSE = {
-    "q": TensorSpec(("F8_E4M3",), ("T", "H", "D")),
-    "k": TensorSpec(("F8_E4M3",), ("L", "D")),
-    "k_scale": TensorSpec(("F32",), ("L",)),
-    "weights": TensorSpec(("F32",), ("T", "H")),
-    **_WINDOWS,
-}
-_PAGED = {
-    "q": TensorSpec(("F8_E4M3",), ("B", "n", "H", "D")),
-    "kv_cache": TensorSpec(("U8",), ("pages", "page_bytes")),
-    "weights": TensorSpec(("F32",), ("B*n", "H")),
-    "context_lens": TensorSpec(INDEX, ("B", "n")),
-    "block_table": TensorSpec(INDEX, ("B", "table")),
-}
-_DENSE_LOGITS = {"logits": TensorSpec(("F32",), ("T", "width"))}
-_PAGED_LOGITS = {"logits": TensorSpec(("F32",), ("B*n", "width"))}
-
-
-def _picks(rows: Dim, *names: str) -> dict[str, TensorSpec]:
-    return {name: TensorSpec(INDEX, (rows, "slots")) for name in names}
-
-
-_COLUMNS: Mapping[str, int | str | None] = {"columns": "absolute", "width": None}
-
-OPS: Mapping[str, OpSpec] = {
-    "mqa_logits": OpSpec(inputs=_DENSE, outputs=_DENSE_LOGITS, defaults=_COLUMNS),
-    "paged_mqa_logits": OpSpec(
-        inputs=_PAGED, outputs=_PAGED_LOGITS, defaults={"page_size": 64}, rows="B*n"
-    ),
-    "qsa_logits": OpSpec(
-        inputs={
-            "q": TensorSpec(("BF16", "F8_E4M3"), ("T", "H", "D")),
-            "k_cache": TensorSpec(("BF16", "F8_E4M3"), ("pages", "page_size", 1, "D")),
-            "page_table": TensorSpec(INDEX, ("R", "table")),
-            "visible_blocks": TensorSpec(INDEX, ("T",)),
-            "query_start_loc": _optional(INDEX, "R+1"),
-        },
-        outputs=_DENSE_LOGITS,
-        defaults={"page_size": 64},
-    ),
-    "ragged_topk": OpSpec(
-        inputs={"scores": TensorSpec(SCORES, ("T", "L")), **_WINDOWS},
-        outputs=_picks("T", "raw_indices"),
-        params={"k": int},
-    ),
-    "topk_pages": OpSpec(
-        inputs={
-            "scores": TensorSpec(SCORES, ("T", "L")),
-            **_WINDOWS,
-            "page_table": _optional(INDEX, "R", "table"),
-            "row_to_request": _optional(INDEX, "T"),
-            "slot_map": _optional(("I32", "I64"), "L"),
-            "topk_indices_offset": _optional(INDEX, "T"),
-        },
-        outputs=_picks("T", "raw_indices", "ragged_indices", "page_indices"),
-        params={"k": int},
-        defaults={"page_size": 64},
-    ),
-    "translate_pages": OpSpec(
-        inputs={
-            "raw_indices": TensorSpec(INDEX, ("T", "slots")),
-            "page_table": TensorSpec(INDEX, ("R", "table")),
-            "row_to_request": _optional(INDEX, "T"),
-        },
-        outputs=_picks("T", "page_indices"),
-        params={"page_size": int},
-    ),
-    "prefill_indexer": OpSpec(
-        inputs={
-            **_DENSE,
-            "row_to_request": _optional(INDEX, "T"),
-            "block_table": _optional(INDEX, "R", "table"),
-            "k_slots": _optional(("I32", "I64"), "L"),
-            "topk_indices_offset": _optional(INDEX, "T"),
-        },
-        outputs={**_DENSE_LOGITS, **_picks("T", "raw_indices", "ragged_indices", "page_indices")},
-        params={"topk": int},
-        defaults={**_COLUMNS, "page_size": 64},
-    ),
-    "decode_indexer": OpSpec(
-        inputs=_PAGED,
-        outputs={**_PAGED_LOGITS, **_picks("B*n", "raw_indices", "page_indices")},
-        params={"topk": int},
-        defaults={"page_size": 64},
-        rows="B*n",
-    ),
-}
+    whole: bool = False
 
 
 def bind(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from equivalence.checks.bounds import Ranges
 from equivalence.checks.rows import score_line
 from equivalence.contract import Contract
 from equivalence.verdict import Finding, Status
@@ -29,6 +30,8 @@ class Selection:
         k: picks a row may hold.
         contract: the freedoms.
         ids: int64 [B], the rows' numbers in the call.
+        admitted: bool [N, W], cells that may be picked; None where the window says all.
+        ranges: where the scores may lie, [N, W]; None where they are known to the bit.
     """
 
     scores: Tensor
@@ -41,6 +44,8 @@ class Selection:
     k: int
     contract: Contract
     ids: Tensor
+    admitted: Tensor | None = None
+    ranges: Ranges | None = None
 
     def take(self, which: Tensor) -> "Selection":
         """The same for some rows of the block."""
@@ -55,6 +60,8 @@ class Selection:
             k=self.k,
             contract=self.contract,
             ids=self.ids[which],
+            admitted=self.admitted,
+            ranges=self.ranges,
         )
 
     def window(self, i: int) -> Tensor:
@@ -73,8 +80,15 @@ class Selection:
         return bits.order_key(
             found,
             zero_sign=self.contract.zero_sign,
-            nan=self.contract.nan,
+            nan=nan_order(self.contract),
         )
+
+    def admits(self, relative: Tensor) -> Tensor:
+        """Whether columns [B, n] that lie in their window may be picked, bool [B, n]."""
+        if self.admitted is None or not self.admitted.shape[1]:
+            return torch.ones_like(relative, dtype=torch.bool)
+        column = (relative + self.column[:, None]).clamp(0, self.admitted.shape[1] - 1)
+        return self.admitted[self.at[:, None], column]
 
     def legal(self, i: int) -> topk.LegalSet:
         """The legal set of row i."""
@@ -82,9 +96,14 @@ class Selection:
             scores=self.window(i),
             k=self.k,
             minus_inf=self.contract.minus_inf,
-            nan=self.contract.nan,
+            nan=nan_order(self.contract),
             zero_sign=self.contract.zero_sign,
         )
+
+
+def nan_order(contract: Contract) -> bits.NanOrder:
+    """Where a contract ranks NaN: what is dropped ranks first before it is."""
+    return "first" if contract.nan == "drop" else contract.nan
 
 
 def best_picks(
@@ -97,11 +116,12 @@ def best_picks(
         row_end=row_end,
         k=k,
         order=contract.order,
-        ties=contract.ties,
+        # A row of picks has room for no whole tie set.
+        ties="any" if contract.ties == "all" else contract.ties,
         short_rows=contract.short_rows,
         empty_rows=contract.empty_rows,
         minus_inf=contract.minus_inf,
-        nan=contract.nan,
+        nan=nan_order(contract),
         zero_sign=contract.zero_sign,
     )
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from equivalence.checks import topk
 from equivalence.checks.rows import TIED, code
-from equivalence.selection import Picks, Selection
+from equivalence.selection import Picks, Selection, nan_order
 from refimpl import bits
 from refimpl.topk import PAD
 
@@ -83,7 +83,8 @@ def _lengths(selection: Selection, got: Picks) -> tuple[Tensor, Tensor]:
     has what lies outside a window.
     """
     free = selection.contract
-    keys = bits.order_key(selection.scores[selection.at], zero_sign=free.zero_sign, nan=free.nan)
+    own = selection.scores[selection.at]
+    keys = bits.order_key(own, zero_sign=free.zero_sign, nan=nan_order(free))
     lowest = bits.order_key(keys.new_full((), -torch.inf, dtype=selection.scores.dtype))
     rows, width = keys.shape
     relative = got.columns(got.values.shape[1])
@@ -121,7 +122,7 @@ def borrowed(selection: Selection, got: Picks) -> Callable[[Tensor, Tensor], Ten
         at = column + (selection.column[others, None] - first)
         scores = selection.scores[selection.at[others]].gather(1, at.clamp(0, width - 1))
         scores = scores.masked_fill((at < 0) | (at >= width), -torch.inf)
-        keys = bits.order_key(scores, zero_sign=free.zero_sign, nan=free.nan)
+        keys = bits.order_key(scores, zero_sign=free.zero_sign, nan=nan_order(free))
         usable = (relative[rows] >= 0) & (relative[rows] < mine)
         picked = torch.zeros((len(rows), width + 1), dtype=torch.bool, device=keys.device)
         picked.scatter_(1, (relative[rows] + first).where(usable, width), value=True)

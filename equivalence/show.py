@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from equivalence import flags, ops, plain
+from equivalence import flags, ops, plain, stages
 from equivalence.case import Case, held
 
 
@@ -44,7 +44,7 @@ def _lines(case: Case) -> Iterator[str]:
 def _rows(case: Case) -> Iterator[str]:
     """What the windows of a case in memory hold."""
     windows = ops.find(case.op).windows(case)
-    visible, k = windows.visible, ops.k_of(case)
+    visible, k = windows.visible, stages.k_of(case)
     if len(visible):
         yield f"  windows     {int(visible.min()):,} to {int(visible.max()):,} columns"
     if k:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from equivalence import consistent, ops, replay
+from equivalence import consistent, layout, ops, poisons, replay, stages
 from equivalence.candidate import Candidate
 from equivalence.case import Case
+from equivalence.checks import maskwords
 from equivalence.contract import Contract
 from equivalence.demands import Demands
 from equivalence.demands import findings as demanded
 from equivalence.receipt import Receipt
 from equivalence.verdict import Evidence, Finding, Memory, Status
-from refimpl.bits import as_int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,10 +153,10 @@ def _call(
         return Side(name=name, findings=found, memory=outcome.memory, paths=outcome.paths)
     outputs, findings = _fitting(case, outcome.outputs, name)
     findings = (*findings, *written(case, outcome, contract, name))
-    poisoned = {stage: _holds(tensor, which=0) for stage, tensor in outputs.items()}
+    poisoned = {stage: poisons.holds(tensor, which=0) for stage, tensor in outputs.items()}
     seen = any(poisoned.values())
     if copy or seen:
-        given, outputs = outputs, {stage: tensor.clone() for stage, tensor in outputs.items()}
+        given, outputs = outputs, {n: layout.copied(t) for n, t in outputs.items()}
         if again or seen:
             _poison_all(case, given, borrowed, which=int(seen))
     poison: dict[str, float] = {}
@@ -164,9 +164,10 @@ def _call(
         # A second poison tells an unwritten cell from a value that happens to be the first.
         second = replay.run(candidate, case, poison=1).outputs
         poison = {
-            stage: _poison(outputs[stage], 0)
+            stage: held
             for stage, found in poisoned.items()
-            if found and stage in second and _holds(second[stage], which=1)
+            if found and stage in second and poisons.left(outputs[stage], second[stage])
+            if (held := poisons.of(outputs[stage].dtype, 0)) is not None
         }
         _poison_all(case, second, borrowed, which=0)
     return Side(
@@ -193,21 +194,11 @@ def _poison_all(
     for tensor in outputs.values():
         if tensor.untyped_storage().data_ptr() in own:
             continue
-        values = tensor.clone()
+        values = layout.copied(tensor)
         # Expanded or inference tensors cannot be written; then a stale buffer stays unseen.
         with suppress(RuntimeError):
-            replay.fill_poison(tensor, which)
+            poisons.fill(tensor, which)
             borrowed.append((tensor, values))
-
-
-def _poison(tensor: Tensor, which: int) -> float:
-    return (replay.SCORE_POISONS if tensor.is_floating_point() else replay.INDEX_POISONS)[which]
-
-
-def _holds(tensor: Tensor, *, which: int) -> bool:
-    """Whether an output holds a poison anywhere."""
-    poison = as_int(torch.tensor(_poison(tensor, which), dtype=tensor.dtype, device=tensor.device))
-    return any(bool((piece == poison).any()) for piece in replay.pieces(tensor))
 
 
 def _fitting(
@@ -218,21 +209,21 @@ def _fitting(
     kept: dict[str, Tensor] = {}
     findings: list[Finding] = []
     device = next(iter(case.inputs.values())).device
+    spans = ops.find(case.op).windows(case)
     for stage, tensor in outputs.items():
-        least = ops.width_of(case, stage)
-        exact = stage == "logits"
-        dtype = ops.dtype_of(stage)
-        fits = tensor.dim() == 2 and tensor.shape[0] == sizes["rows"]  # noqa: PLR2004 - a matrix
-        wide = fits and (tensor.shape[1] == least if exact else tensor.shape[1] >= least)
-        if not wide:
-            want = f"[{sizes['rows']}, {least}{'' if exact else ' or wider'}]"
-            findings.append(_misfit(stage, "shape", run, want, str(list(tensor.shape))))
-        elif tensor.dtype != dtype:
-            names = [str(d).removeprefix("torch.") for d in (dtype, tensor.dtype)]
-            findings.append(_misfit(stage, "dtype", run, *names))
+        problem = stages.fit(case, stage, spans, rows=sizes["rows"]).misfit(tensor)
+        if problem is None:
+            kept[stage] = layout.moved(tensor, device)
         else:
-            kept[stage] = tensor.to(device)
+            rule, want, got = problem
+            found = _misfit(stage, rule, run, want, got)
+            findings.append(replace(found, reading=_reading(stage, tensor)))
     return kept, tuple(findings)
+
+
+def _reading(stage: str, tensor: Tensor) -> str:
+    """What an output that does not fit may be instead."""
+    return maskwords.additive(tensor) if stage in stages.MASKS else ""
 
 
 def _misfit(stage: str, rule: str, run: str, want: str, got: str) -> Finding:
@@ -271,10 +262,13 @@ def _changes(case: Case, contract: Contract, name: str, after: Tensor) -> tuple[
     before = case.inputs[name]
     if not replay.alike(after, before):
         return before.numel(), [0] * before.dim()
-    windows = ops.find(case.op).windows(case) if name == "scores" else None
+    rows = name == "scores" and before.dim() == 2  # noqa: PLR2004 - those of ranks have no windows
+    windows = ops.find(case.op).windows(case) if rows else None
+    if name == "scores" and not rows and contract.writes == "scores":
+        return 0, []
     count, row = 0, 0
     first: list[int] = []
-    for old, new in zip(replay.pieces(before), replay.pieces(after), strict=True):
+    for old, new in zip(layout.pieces(before), layout.pieces(after), strict=True):
         changed = old != new
         if windows is not None:
             span = slice(row, row + len(old))

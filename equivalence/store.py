@@ -16,11 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equivalence import digest, flags, header, layout, metadata, ops, plain
+from equivalence import digest, flags, header, layout, metadata, ops, plain, poisons
 from equivalence.case import Case, Space
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase, UsageError
-from equivalence.replay import fill_poison
 from equivalence.schema import DTYPES
 
 SUFFIX = ".safetensors"
@@ -83,7 +82,7 @@ def save(case: Case, path: Path) -> None:
     if case.row_class is not None:
         tensors["row_class"] = case.row_class
     layouts = {name: layout.of(t) for name, t in tensors.items()}
-    packed = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    packed = {name: layout.packed(t) for name, t in tensors.items()}
     meta: dict[str, Any] = {
         "schema": metadata.SCHEMA,
         "op": case.op,
@@ -210,9 +209,10 @@ def _read(path: Path, name: str, meta: Mapping[str, Any]) -> Tensor:
         return tensor
     size = layout.extent(tensor.shape, fields["stride"], fields["offset"])
     memory = torch.empty(size, dtype=tensor.dtype)
-    fill_poison(memory, 0)
+    poisons.fill(memory, 0)
     strided = memory.as_strided(tensor.shape, fields["stride"], fields["offset"])
-    return strided.copy_(tensor)
+    layout.as_bytes(strided).copy_(layout.as_bytes(tensor))
+    return strided
 
 
 def plain_tensors(path: Path, names: Iterable[str]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from equivalence.case import Case
-from equivalence.contract import FREEDOMS, Contract
+from equivalence.contract import FREEDOMS, OF_MASKS, Contract
 
 __all__ = [
     "PICK_FREEDOMS",
@@ -85,7 +85,11 @@ def contracts() -> SearchStrategy[Contract]:
 
 def pick_contracts(**fixed: str) -> SearchStrategy[Contract]:
     """Every combination of the freedoms of picks; some may be fixed."""
-    keys = {key: st.sampled_from(FREEDOMS[key]) for key in PICK_FREEDOMS if key not in fixed}
+    keys = {
+        key: st.sampled_from([value for value in FREEDOMS[key] if value != OF_MASKS.get(key)])
+        for key in PICK_FREEDOMS
+        if key not in fixed
+    }
     return st.builds(Contract, **keys, **{key: st.just(value) for key, value in fixed.items()})
 
 

@@ -1,12 +1,18 @@
-"""Markdown tables: ops, documented contracts, and the cases of a folder."""
+"""Markdown tables: ops and their tensors, contracts, arithmetic, and the cases of a folder.
 
-from collections.abc import Iterable, Sequence
+A page says which table it has: `filled` makes anew those under `<!-- tensors ragged_topk -->` and
+the like.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from equivalence import flags, ops, plain
+from equivalence import flags, ops, plain, specs, stages, units
 from equivalence.case import Case, held
-from equivalence.contract import Contract, named_contracts
+from equivalence.contract import FREEDOMS, Contract, named_contract, named_contracts
+from refimpl import forms, profiles
 
 
 def of_ops() -> str:
@@ -25,6 +31,72 @@ def of_ops() -> str:
             for name, op in ops.OPS.items()
         ),
     )
+
+
+def of_tensors(name: str) -> str:
+    """What one op takes and gives: shapes by the names of their dimensions, and dtypes."""
+    spec = specs.OPS[name]
+    rows = []
+    for way, tensors in (("in", spec.inputs), ("out", spec.outputs)):
+        for tensor, what in tensors.items():
+            optional = "?" if what.optional else ""
+            shape = f"[{', '.join(map(str, what.dims))}]"
+            dtypes = " ".join(dtype.lower() for dtype in what.dtypes)
+            rows.append((f"`{tensor}`{optional}", way, shape, dtypes))
+    rows += [(f"`{param}`", "param", "", kind.__name__) for param, kind in spec.params.items()]
+    rows += [(f"`{param}`?", "param", "", f"{default}") for param, default in spec.defaults.items()]
+    return _table((f"`{name}`", "", "shape", "dtype, or default"), rows)
+
+
+def of_freedoms() -> str:
+    """Every contract key and its values, the strict one first."""
+    rows = [(f"`{key}`", " ".join(f"`{v}`" for v in values)) for key, values in FREEDOMS.items()]
+    pages = "`1` or any number of pages that hold no key"
+    return _table(("key", "values"), [*rows, ("`reserved_pages`", pages)])
+
+
+def of_sources(*names: str) -> str:
+    """What is claimed of documented kernels, with its source, their limits and their faults."""
+    rows = []
+    for name in names:
+        entry = named_contract(name)
+        told = [
+            (f"`{key}={getattr(entry.freedoms, key)}`", text) for key, text in entry.claims.items()
+        ]
+        told += [("limits", "; ".join(entry.limits))] if entry.limits else []
+        told += [("known fault", fault) for fault in entry.faults]
+        rows += [
+            ("" if i else f"`{name}`", what, _cell(text)) for i, (what, text) in enumerate(told)
+        ]
+    return _table(("kernel", "claim", "source"), rows)
+
+
+def of_arithmetic(*names: str) -> str:
+    """What is known of kernels' arithmetic: bits that were measured, or a bound alone."""
+    claims = {
+        "measured": "bits, measured on {}",
+        "exact": "the formula, no kernel's bits",
+        "published": "a bound, of what is published",
+    }
+    known = [profiles.find(name) for name in names]
+    rows = [(f"`{p.name}`", claims[p.status].format(p.device), p.source) for p in known]
+    return _table(("arithmetic", "what is claimed", "source"), rows)
+
+
+def of_forms(rows: str, columns: str, topk_blocks: str) -> str:
+    """What a mask of this size takes in each of its forms."""
+    width, slots = int(columns), int(topk_blocks)
+    sizes = forms.form_bytes(rows=int(rows), columns=width, topk_blocks=slots)
+    shapes = {
+        "bool": ("bool [rows, lc]", "True where a column may be picked"),
+        "packed": ("uint8 [rows, lc / 8]", "bit j % 8 of byte j // 8 is column j, lowest first"),
+        "unordered": ("int32 [rows, n]", "blocks in any order, pads -1"),
+        "ascending": ("int32 [rows, n]", "blocks in ascending order, pads 2147483647"),
+    }
+    made = [
+        (f"`{form}`", *shapes[form], f"{size:,}", units.size(size)) for form, size in sizes.items()
+    ]
+    return _table(("form", "tensor", "a cell", "bytes", ""), made)
 
 
 def of_contracts() -> str:
@@ -59,7 +131,7 @@ def of_cases(cases: Iterable[Case]) -> str:
                 f"`{case.op}`",
                 f"{sizes['rows']:,}",
                 f"{widest:,}",
-                f"{ops.k_of(case):,}" if ops.k_of(case) else "",
+                f"{stages.k_of(case):,}" if stages.k_of(case) else "",
                 _cell("; ".join(filter(None, kernels))),
                 _cell(", ".join(sorted(case.flags))),
             ]
@@ -92,3 +164,20 @@ This file is written by `equivalence show --readme fixtures/cases`; edit its mak
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+_MAKERS: Mapping[str, Callable[..., str]] = {
+    "ops": of_ops,
+    "tensors": of_tensors,
+    "freedoms": of_freedoms,
+    "contracts": of_contracts,
+    "sources": of_sources,
+    "arithmetic": of_arithmetic,
+    "forms": of_forms,
+}
+_MARKED = re.compile(r"^(<!-- (\w+)((?: [^ \n]+)*) -->\n)(?:\|.*\n)*", re.MULTILINE)
+
+
+def filled(text: str) -> str:
+    """A page whose marked tables are those of the code."""
+    return _MARKED.sub(lambda m: m[1] + _MAKERS[m[2]](*m[3].split()), text)

@@ -4,10 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from equivalence import blocks, compare, control, digest
+import torch
+
+from equivalence import blocks, compare, control, digest, ops, published, stages
 from equivalence.blocks import Job
 from equivalence.tally import KEPT, RunTally
 from equivalence.verdict import Coverage, Finding, Run, Status, Verdict, worst
+from refimpl.profiles import PUBLISHED
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -40,19 +43,21 @@ def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
                 decided = compare.decide(job, block, side)
                 tally.blame.update(compare.blame(job, block, side, decided))
                 for stage, each in decided.items():
-                    tally.stages[stage].add(each, block.names, run=side.name)
+                    names = block.names if each.ids is None else each.ids
+                    tally.stages[stage].add(each, names, run=side.name)
             unwritten += compare.unwritten_scores(job, block) if not unwritten else []
             control.count_picks(job, block, compared)
             control.compare_logits(job, block, tallies)
         progress(span.stop, job.count)
     runs = [tally.run() for tally in tallies]
-    about = [*_broken(job), *_of_baseline(job), *unwritten, *_drifted(job, hashed)]
+    about = [*_broken(job), *_of_inputs(job), *_of_baseline(job), *unwritten]
+    about += _drifted(job, hashed)
     live = job.live if job.rows is None else job.live[job.rows]
     about += [*_unscored(job, runs), *_without_picks(job)] if bool(live.any()) else []
     if about:
         runs.append(Run(name="record", stages={}, findings=tuple(about)))
     judged = int(live.sum()) if anything else 0
-    arithmetic = job.case.arithmetic if job.source == "reference" else ""
+    arithmetic = job.case.arithmetic or "" if job.source == "reference" else ""
     return _sum_up(
         replace(
             verdict,
@@ -87,6 +92,12 @@ def _broken(job: Job) -> list[Finding]:
     return told
 
 
+def _of_inputs(job: Job) -> list[Finding]:
+    """Faults of the call itself, which equal outputs would not clear."""
+    faults = ops.find(job.case.op).faults
+    return [] if faults is None else list(faults(job.case))
+
+
 def _unscored(job: Job, runs: Sequence[Run]) -> list[Finding]:
     """Outputs that nothing could judge."""
     return [
@@ -95,12 +106,31 @@ def _unscored(job: Job, runs: Sequence[Run]) -> list[Finding]:
             rule="not-compared",
             status=Status.UNDECIDED,
             run=run.name,
-            reading="no reference scores: name an arithmetic, or give a baseline that has logits",
+            reading=reading,
         )
         for side, run in zip(job.sides, runs, strict=True)
         for stage in side.outputs
         if stage not in run.stages and (stage != "logits" or job.source == "none")
+        if (reading := _why_unscored(job, stage))
     ]
+
+
+def _why_unscored(job: Job, stage: str) -> str:
+    """Why nothing judges an output; "" where something else says so, or nothing was owed."""
+    case, op = job.case, ops.find(job.case.op)
+    if stage in stages.MASKS and stages.publishes(case) and job.source != "none":
+        rows = torch.arange(job.count, device=job.live.device) if job.rows is None else job.rows
+        owed = len(published.shared(job, rows[job.live[rows]]))
+        only = set(op.spec.outputs) == set(stages.MASKS)
+        return "no row that is judged is published" if only and not owed else ""
+    if op.exact is not None:
+        missing = "nothing among the inputs makes it"
+        return "" if op.faults is not None and any(op.faults(case)) else missing
+    if case.arithmetic in PUBLISHED and job.contract.scores == "bits":
+        return f"no bits of {case.arithmetic} are claimed: judge with scores=bound"
+    if job.contract.scores == "bound":
+        return "slots alone are not judged within a bound: give the picks beside them"
+    return "no reference scores: name an arithmetic, or give a baseline that has logits"
 
 
 def _without_picks(job: Job) -> list[Finding]:

@@ -1,6 +1,25 @@
 """The measurements for a Hopper GPU, rehearsed small on this device."""
 
-from benchmarks import hopper, page
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fake_engines
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from benchmarks import hopper, hopper_masks, hopper_qsa, page
+from benchmarks.provenance import refimpl_digest
+from equivalence.engines import vllm
+from refimpl import scoring
+from refimpl.qsa import expand_blocks
 
 SMALL = hopper.Setup(
     device="cpu",
@@ -24,6 +43,106 @@ SMALL = hopper.Setup(
     sample=16,
     rounds=1,
 )
+
+QSA = hopper_qsa.Setup(
+    device="cpu",
+    rows=70,
+    blocks=64,
+    early=10,
+    head_dim=32,
+    topk=8,
+    page_size=16,
+    rounds=1,
+    contexts=(256, 512, 1_024),
+    probe_rows=32,
+    budget=1 << 14,
+)
+MASKS = hopper_masks.Setup(device="cpu", rows=64, columns=1_024, topk_blocks=8, rounds=1)
+
+
+def _prefill_logits(  # noqa: PLR0917 - as vLLM calls it
+    q: Tensor,
+    k_cache: Tensor,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    visible_blocks: Tensor,
+    logits_workspace: Tensor,
+    max_query_len: int,
+    logits_width: int,
+    query_offset: int,
+    num_queries: int,
+) -> Tensor:
+    """Seen cells of some rows, at the head of the workspace."""
+    del max_query_len
+    rows = slice(query_offset, query_offset + num_queries)
+    whole = scoring.qsa_logits(
+        q=q[rows],
+        k_cache=k_cache,
+        page_table=page_table,
+        visible_blocks=visible_blocks[rows],
+        query_start_loc=query_start_loc.clamp(rows.start, rows.stop) - rows.start,
+        page_size=k_cache.shape[1],
+    )
+    view = logits_workspace[: num_queries * logits_width].view(num_queries, logits_width)
+    seen = torch.arange(logits_width) < visible_blocks[rows, None]
+    return view.copy_(torch.where(seen, whole, view))
+
+
+def _one_cell_past(*call: Any) -> Tensor:  # noqa: ANN401 - tensors and numbers
+    """As `_prefill_logits`, but the cell after the last seen one of the first row is written."""
+    view = _prefill_logits(*call)
+    offset, seen = call[8], call[4]
+    if offset == 0:
+        view[0, seen[0]] = 1.0
+    return view
+
+
+def _one_ulp_off(*call: Any) -> Tensor:  # noqa: ANN401 - tensors and numbers
+    """As `_prefill_logits`, but for one bit of the last row of a call."""
+    view = _prefill_logits(*call)
+    view[-1, 0] = torch.nextafter(view[-1, 0], torch.tensor(torch.inf))
+    return view
+
+
+def expand_qsa_block_indices(  # noqa: PLR0917 - as vLLM calls it
+    block_indices: Tensor,
+    query_positions: Tensor,
+    visible_blocks: Tensor,
+    compress_ratio: int,
+    token_topk: int,
+    out: Tensor,
+) -> None:
+    """The packed rows."""
+    assert token_topk == block_indices.shape[1] * compress_ratio
+    out.copy_(
+        expand_blocks(
+            block_ids=block_indices,
+            positions=query_positions,
+            visible_blocks=visible_blocks,
+            block_size=compress_ratio,
+        )
+    )
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A vLLM whose kernels are the reference's formulas."""
+    fake_engines.without_gpu(monkeypatch)
+    monkeypatch.delenv(vllm.FILE, raising=False)
+    made = ModuleType("vllm")
+    vars(made)["__version__"] = fake_engines.VERSION
+    vars(made).update(
+        _prefill_logits=_prefill_logits, expand_qsa_block_indices=expand_qsa_block_indices
+    )
+    for name in ("vllm", "vllm.models.qwen4_exp.nvidia.ops.qsa_indexer"):
+        monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def use(kernels: ModuleType, logits: Callable[..., Tensor]) -> None:
+    """Another prefill kernel, with the parameters the adapter looks at."""
+    vars(logits)["__signature__"] = inspect.signature(_prefill_logits)
+    vars(kernels)["_prefill_logits"] = logits
 
 
 def test_transient_counts_what_the_formula_says_and_all_picks_are_right() -> None:
@@ -64,6 +183,167 @@ def test_the_table_has_a_row_a_scenario() -> None:
     rows = list(hopper.table(SMALL))
     assert [row["scenario"] for row in rows] == ["cold-8k", "repeated-text"]
     assert [row["comparison"]["status"] for row in rows] == ["EQUAL", "EQUAL"]
+
+
+def test_qsa_judges_every_dtype_and_chunk_bit_for_bit(kernels: ModuleType) -> None:
+    """Logits, blocks and packed rows are equal, in so many launches; no unseen cell is written."""
+    del kernels
+    rows = list(hopper_qsa.qsa(QSA))
+    chunks = [1, 64, 65, None]
+    assert [(row["dtype"], row["chunk"]) for row in rows] == [
+        (dtype, chunk) for dtype in ("bf16", "e4m3") for chunk in chunks
+    ]
+    seen = int(hopper_qsa.step(QSA, "bf16").inputs["visible_blocks"].sum())
+    for row in rows:
+        assert (row["status"], row["rows"], row["findings"]) == ("EQUAL", 70, [])
+        assert {name: stage["status"] for name, stage in row["stages"].items()} == {
+            "logits": "EQUAL",
+            "block_ids": "EQUAL",
+            "packed": "EQUAL",
+        }
+        logits = row["stages"]["logits"]
+        assert (logits["compared"], logits["different"]) == (seen, 0)
+        launches = {path["kernel"]: path["calls"] for path in row["paths"]}
+        assert launches["vllm.qsa_indexer._prefill_logits"] == -(-70 // (row["chunk"] or 70))
+        assert launches["vllm.qsa_indexer.expand_qsa_block_indices"] == 1
+        assert row["poison_written"] == 0
+        assert row["kernel_seconds"] > 0
+    assert [row["unseen_cells"] > 0 for row in rows[:4]] == [False, True, True, True]
+
+
+def test_qsa_finds_one_bit_in_a_kernel(kernels: ModuleType) -> None:
+    """The last row of each call has a wrong cell, and each chunk counts its own."""
+    use(kernels, _one_ulp_off)
+    rows = list(hopper_qsa.qsa(replace(QSA, chunks=(64, None))))
+    assert [(row["status"], row["stages"]["logits"]["different"]) for row in rows] == [
+        ("DIFFERENT", 2),
+        ("DIFFERENT", 1),
+    ] * 2
+
+
+def test_qsa_finds_a_cell_past_what_a_row_sees(kernels: ModuleType) -> None:
+    """The judge does not read it; the workspace's poison is gone there."""
+    use(kernels, _one_cell_past)
+    rows = list(hopper_qsa.qsa(replace(QSA, chunks=(None,))))
+    assert [(row["status"], row["poison_written"]) for row in rows] == [("EQUAL", 1)] * 2
+
+
+def test_qsa_without_the_kernels_says_so_in_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is concluded, and the part goes on."""
+    fake_engines.without_gpu(monkeypatch)
+    monkeypatch.delenv(vllm.FILE, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    rows = list(hopper_qsa.qsa(replace(QSA, chunks=(None,))))
+    assert [row["status"] for row in rows] == ["UNDECIDED"] * 2
+    assert all("vllm is not installed" in row["findings"][0] for row in rows)
+
+
+def test_probe_has_a_row_a_call_of_each_way() -> None:
+    """Fresh tensors grow and are gone; the workspace holds the same before and after."""
+    rows = list(hopper_qsa.probe(QSA))
+    ways = ("per-call", "workspace")
+    calls = [(row["way"], row["context"]) for row in rows]
+    assert calls == [(way, context) for way in ways for context in (0, *QSA.contexts)]
+    assert [row["live"] for row in rows[:4]] == [0] * 4
+    assert rows[1]["peak"] < rows[3]["peak"]
+    assert len({row["live"] for row in rows[4:]}) == 1
+    assert rows[4]["live"] > 1 << 14
+
+
+def test_masks_are_compared_by_form_and_windows_and_judged() -> None:
+    """Positions are those of the windows; a flipped block is found, and in its row."""
+    rows = list(hopper_masks.masks(MASKS))
+    compared, judged = rows[:6], rows[6:]
+    assert [(row["form"], row["windows"]) for row in compared] == [
+        (form, windows) for windows in ("full", "causal", "ragged") for form in ("bool", "packed")
+    ]
+    assert [row["positions"] for row in compared[:4]] == [65_536] * 2 + [63_520] * 2
+    assert all(row["ratio_to_equal"] > 0 and row["to_bool"] > 0 for row in compared)
+    assert [(row["form"], row["flipped"], row["status"], row["failing"]) for row in judged] == [
+        (form, flipped, status, failing)
+        for form in ("bool", "packed")
+        for flipped, status, failing in ((0, "EQUAL", []), (1, "DIFFERENT", [32]))
+    ]
+    assert all(row["judge_bytes"] < 256 << 20 for row in rows)
+
+
+def test_masks_that_differ_in_a_window_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part asserts that it measured a comparison that finds nothing."""
+    honest = hopper_masks.pair
+
+    def off(*call: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - a mask's blocks, form, windows
+        want, got = honest(*call)
+        got.view(torch.uint8)[5, 0] ^= 1
+        return want, got
+
+    monkeypatch.setattr(hopper_masks, "pair", off)
+    with pytest.raises(AssertionError):
+        next(hopper_masks.masks(MASKS))
+
+
+SMALLS = {"qsa": replace(QSA, chunks=(64,)), "probe": QSA, "masks": MASKS}
+
+
+@pytest.fixture
+def small(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on this machine, its parts with small numbers."""
+    del kernels
+    monkeypatch.setenv("EQUIVALENCE_COMMIT", "0123456789abcdef")
+    monkeypatch.setattr(hopper, "on_device", lambda: True)
+    for name, setup in SMALLS.items():
+        monkeypatch.setitem(hopper.PARTS, name, (hopper.PARTS[name][0], setup))
+
+
+def measure(*words: str) -> tuple[int, str]:
+    """The command's exit status and what it said last."""
+    done = CliRunner().invoke(hopper.main, words)
+    return done.exit_code, (done.output.strip().splitlines() or [""])[-1]
+
+
+def test_the_command_writes_a_file_a_part_and_the_page_tells_them(
+    small: None, tmp_path: Path
+) -> None:
+    """Each with where it comes from; the page has a section each, after those it had."""
+    del small
+    code, _ = measure("qsa", "probe", "masks", "--to", str(tmp_path))
+    assert code == 0
+    kernels = {"qsa": fake_engines.VERSION, "probe": "none", "masks": "none"}
+    for part, kernel in kernels.items():
+        told = json.loads((tmp_path / f"hopper-{part}.json").read_text(encoding="utf-8"))
+        about = told["provenance"]
+        assert (told["part"], about["kernels"]) == (part, kernel)
+        assert (about["commit"], about["refimpl"]) == ("0123456789abcdef", refimpl_digest())
+    for path in page.FOLDER.glob("hopper-*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for part in kernels:  # the page of a run on a device
+        path = tmp_path / f"hopper-{part}.json"
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if part == "probe":
+            told["rows"] = [row | {"reserved": 2 << 20} for row in told["rows"]]
+        path.write_text(json.dumps(told), encoding="utf-8")
+    titles = [line for line in page.render(tmp_path).splitlines() if line.startswith("## ")]
+    assert titles[4:] == [
+        "## QSA's kernels, bit for bit in any chunk",
+        "## What growing contexts leave allocated",
+        "## Masks",
+        "## What these figures do not say",
+    ]
+
+
+def test_a_part_that_fails_leaves_the_others_alone(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is told at the end, and the parts after it are there."""
+    del small
+
+    def broken(_: object) -> Iterator[dict[str, Any]]:
+        raise RuntimeError("no memory")
+        yield {}
+
+    monkeypatch.setitem(hopper.PARTS, "qsa", (broken, QSA))
+    told = measure("qsa", "probe", "--to", str(tmp_path))
+    assert told == (1, "Error: not measured to the end: qsa")
+    assert [path.name for path in tmp_path.iterdir()] == ["hopper-probe.json"]
 
 
 def test_the_page_of_results_is_what_the_committed_files_say() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch._inductor.test_operators  # noqa: F401 - it can be imported once a process
 
-from equivalence import cli, generate, tables
-from equivalence.contract import FREEDOMS
+from equivalence import cli, generate, ops, tables
+from equivalence.errors import NotEquivalent
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,12 +20,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
-def freedoms() -> str:
-    """The table of contract keys."""
-    rows = [("key", "values"), ("---", "---")]
-    rows += [(f"`{key}`", " ".join(f"`{v}`" for v in values)) for key, values in FREEDOMS.items()]
-    rows += [("`reserved_pages`", "`1` or any number of pages that hold no key")]
-    return "".join(f"| {key} | {values} |\n" for key, values in rows)
+def block(text: str) -> str:
+    """The python block of the page that holds this text."""
+    (found,) = (code for code in blocks("python") if text in code)
+    return found
 
 
 @pytest.fixture
@@ -82,7 +80,7 @@ def test_the_readmes_failure_is_what_a_bfloat16_kernel_gets(
 
 def test_the_readmes_snippet_prints_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     """A case made by hand is judged."""
-    kernel, _, snippet, *_ = blocks("python")
+    kernel, snippet = blocks("python")[0], block("Case(")
     names = dict(generate.ragged_topk(1, k=2048, columns=12_288).inputs)
     exec(compile(kernel + snippet, "README.md", "exec"), names)  # noqa: S102 - the page's own code
     assert capsys.readouterr().out == "Status.EQUAL\n"
@@ -104,7 +102,7 @@ def test_the_readmes_replay_is_the_real_one(
 def test_the_readmes_bounded_path_is_right_and_keeps_its_memory(pytester: pytest.Pytester) -> None:
     """The second test on the page judges five recorded layers and two generated ones."""
     (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
-    pytester.makepyfile(test_bounded=blocks("python")[3])
+    pytester.makepyfile(test_bounded=block("chunked"))
     pytester.runpytest_inprocess("test_bounded.py").assert_outcomes(passed=9)
 
 
@@ -120,7 +118,7 @@ def test_the_readmes_bounded_path_fails_where_it_rounds(pytester: pytest.Pyteste
             parts.reference_topk(scores=rounded, column=column, visible=visible, out=out)
         """
     )
-    page = blocks("python")[3].replace("budget_bytes=4_096", "selector=select")
+    page = block("chunked").replace("budget_bytes=4_096", "selector=select")
     pytester.makepyfile(test_bounded="from rounding import select\n" + page)
     pytester.syspathinsert()
     result = pytester.runpytest_inprocess("test_bounded.py", "-k", "prefill-causal")
@@ -130,7 +128,7 @@ def test_the_readmes_bounded_path_fails_where_it_rounds(pytester: pytest.Pyteste
 def test_the_readmes_bounded_path_fails_where_it_takes_more(pytester: pytest.Pytester) -> None:
     """A thousandth of the memory is not enough, and that is said."""
     (pytester.path / "fixtures").symlink_to(ROOT / "fixtures")
-    pytester.makepyfile(test_bounded=blocks("python")[3].replace("64 << 20", "64 << 10"))
+    pytester.makepyfile(test_bounded=block("chunked").replace("64 << 20", "64 << 10"))
     result = pytester.runpytest_inprocess("test_bounded.py", "-k", "prefill_indexer and bounded_p")
     result.assert_outcomes(failed=2, deselected=7)
     result.stdout.fnmatch_lines(["*want*transient*at most 64 KiB*"])
@@ -140,7 +138,7 @@ def test_the_readmes_live_engine_is_compared_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of four calls are compared; the engine gets what it always got."""
-    kernel, *_, live = blocks("python")
+    kernel, live = blocks("python")[0], block("shadow")
     given = [generate.ragged_topk(seed, k=2048, columns=12_288).inputs for seed in range(4)]
     names: dict[str, object] = {"batches": [tuple(each.values()) for each in given]}
     engine = "\n\ndef engine_topk(logits, row_start, row_end, k):\n"
@@ -169,6 +167,48 @@ def test_the_readmes_figures_are_those_of_the_results() -> None:
 
 
 def test_the_readmes_tables_are_generated() -> None:
-    """Ops, freedoms and documented contracts come from the code."""
-    for table in (tables.of_ops(), freedoms(), tables.of_contracts()):
-        assert table in README
+    """Ops and freedoms come from the code."""
+    assert tables.filled(README) == README
+    assert tables.of_ops() in README
+    assert tables.of_freedoms() in README
+
+
+def test_the_readmes_mask_is_right() -> None:
+    """Four generated cases are equal under any tie."""
+    exec(compile(block("def publish("), "README.md", "exec"), {})  # noqa: S102 - the page's own code
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("row_start[:, None] + column", "0 * row_start[:, None] + column"),
+        (".masked_fill(~inside, -torch.inf)", ""),
+        (".scatter(1, newest.long(), torch.inf)", ""),
+        ("topk(topk_blocks)", "topk(topk_blocks + 1)"),
+        ("amax(2)", "amin(2)"),
+        (', contract="ties=any"', ""),
+    ],
+)
+def test_the_readmes_mask_is_wrong_with_anything_left_out(old: str, new: str) -> None:
+    """Every part of the publisher on the page is needed."""
+    code = block("def publish(")
+    assert old in code
+    with pytest.raises(NotEquivalent, match="mask: "):
+        exec(compile(code.replace(old, new), "README.md", "exec"), {})  # noqa: S102 - likewise
+
+
+def test_the_readmes_kernel_without_a_bit_model_lies_within_its_bound() -> None:
+    """A kernel that rounds to bf16 passes, one that forgets the ReLU does not."""
+    code = block("scores=bound")
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - the page's own code
+    assert ".relu()" in code
+    with pytest.raises(NotEquivalent, match="bits"):
+        exec(compile(code.replace(".relu()", ""), "README.md", "exec"), {})  # noqa: S102 - likewise
+
+
+def test_the_readmes_families_name_ops() -> None:
+    """What stands in the table's column of ops is an op, and every kind of result has one."""
+    table = README[README.index("| family |") : README.index("Each page has the formula")]
+    named = set(re.findall(r"`(\w+)`", table))
+    assert named <= set(ops.OPS)
+    assert {"prefill_indexer", "publish_mask", "qsa_indexer", "quantize_k", "merge_topk"} <= named

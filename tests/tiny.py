@@ -17,6 +17,11 @@ from refimpl.topk import ragged_topk
 K = 8
 
 
+def call_of(case: Case, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - keywords of an op
+    """The keywords a candidate of this case is called with, some of them others."""
+    return {**case.inputs, **case.params, **changes}
+
+
 def ints(*values: object) -> Tensor:
     """An int32 tensor."""
     return torch.tensor(values, dtype=torch.int32)

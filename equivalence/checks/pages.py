@@ -21,7 +21,7 @@ from equivalence.checks.rows import (
     name,
     set_first,
 )
-from equivalence.selection import Selection, census, has_power, nan_finding, reads_scores
+from equivalence.selection import Selection, census, has_power, nan_finding, nan_order, reads_scores
 from equivalence.verdict import Evidence, Finding
 from refimpl import bits, topk
 
@@ -237,7 +237,9 @@ def _in_order(
     if order == "ascending":
         return _ascends(selection, i, values, columns)
     keys = bits.order_key(
-        selection.window(i), zero_sign=selection.contract.zero_sign, nan=selection.contract.nan
+        selection.window(i),
+        zero_sign=selection.contract.zero_sign,
+        nan=nan_order(selection.contract),
     ).tolist()
     left = {slot: sorted(columns[slot], key=keys.__getitem__) for slot in set(values)}
     ranks = [keys[left[value].pop()] for value in values]

@@ -8,6 +8,7 @@ from refimpl import bits, topk
 
 _ALIGNED = 64
 """A workspace has as many columns as the widest row, up to a multiple."""
+_BEST = "; the other picks are its best"
 
 
 def of_set(*, missing: int, below: int, surplus_ties: int, need: int, signed_zeros: bool) -> str:
@@ -62,7 +63,9 @@ def of_slots(
     window = scores[column : column + visible]
     stale = _of_stale(picks, window, -(-len(scores) // _ALIGNED) * _ALIGNED)
     if rule == "out-of-window":
-        if column == start > 0 and _ranks_from_zero(picks, scores, start, visible, k):
+        # Where the other picks are the window's best, column 0 was not where it began.
+        elsewhere = column == start > 0 and not stale.endswith(_BEST)
+        if elsewhere and _ranks_from_zero(picks, scores, start, visible, k):
             return f"row {row} ranks from column 0, not from its start {start}"
         moved = picks - start
         if start > 0 and bool(((moved >= 0) & (moved < visible)).all()):
@@ -95,7 +98,7 @@ def _of_stale(picks: Tensor, window: Tensor, width: int) -> str:
     where = listing(past.sort().values.tolist())
     columns = f"column {where}" if len(past) == 1 else f"columns {where}"
     sees = "1 visible column" if visible == 1 else f"{visible:,} visible columns"
-    rest = "; the other picks are its best" if len(few) else ""
+    rest = _BEST if len(few) else ""
     return f"reads past its {sees}: {columns}, as when a stale workspace column is ranked{rest}"
 
 

@@ -24,12 +24,14 @@ class Decided:
         counts: what else was counted.
         power: whether anything here could have been wrong differently.
         explain: the finding of row i of the block, made from the masks that decided it.
+        ids: int64 [B], the rows' numbers where they are not all of the block's.
     """
 
     codes: Tensor
     power: bool
     counts: dict[str, int] = field(default_factory=dict)
     explain: Callable[[int], Finding]
+    ids: Tensor | None = None
 
 
 def code(rule: str) -> int:

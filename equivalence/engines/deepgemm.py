@@ -5,17 +5,18 @@ Two generations are known, and what the installed module has decides.
 `fp8_fp4_mqa_logits` alone (sgl-deep-gemm 0.2.5) gives row-relative columns and never cleans.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equivalence import receipt, schema
+from equivalence import receipt, specs
 from equivalence.engines import found, inputs
 from equivalence.errors import UsageError
 from equivalence.paths.parts import Logits
+from equivalence.schema import TensorSpec
 from refimpl.bits import SCALE_BYTES
 
 _HOW = "pip install sgl-deep-gemm==0.1.4, where there is a Hopper GPU and nvcc 12.9 or later"
@@ -82,8 +83,8 @@ def score(
         "row_start": row_start,
         "row_end": row_end,
     }
-    specs = schema.OPS["mqa_logits"].inputs
-    _expect_heads(kernel.name, inputs.expect(kernel.name, specs, tensors, aligned=_COPIED))
+    wanted = _plain("mqa_logits", tensors)
+    _expect_heads(kernel.name, inputs.expect(kernel.name, wanted, tensors, aligned=_COPIED))
     relative = max_seqlen_k is not None or not kernel.absolute
     if relative and clean_logits:
         raise UsageError(f"clean_logits: {kernel.name} cleans no row-relative columns")
@@ -189,10 +190,10 @@ def paged_mqa_logits(
         "context_lens": context_lens,
         "block_table": block_table,
     }
-    specs = schema.OPS["paged_mqa_logits"].inputs
+    wanted = _plain("paged_mqa_logits", tensors)
     known = {"page_bytes": _PAGE * (q.shape[-1] + SCALE_BYTES)}
     sizes = inputs.expect(
-        kernel.name, specs, tensors, sizes=known, strided=("block_table",), aligned=_COPIED
+        kernel.name, wanted, tensors, sizes=known, strided=("block_table",), aligned=_COPIED
     )
     _expect_heads(kernel.name, sizes)
     if sizes["n"] not in _NEXT_N:
@@ -235,6 +236,12 @@ def _expect_heads(kernel: str, sizes: Mapping[str, int]) -> None:
 
 def _nothing(q: Tensor, rows: int, width: int) -> Tensor:
     return q.new_full((rows, width), -torch.inf, dtype=torch.float32)
+
+
+def _plain(op: str, names: Iterable[str]) -> dict[str, TensorSpec]:
+    """The tensors of an op as SM90 takes them: e4m3 with one fp32 scale a key, fp32 weights."""
+    known = specs.OPS[op].inputs
+    return {name: TensorSpec(known[name].dtypes[:1], known[name].dims) for name in names}
 
 
 def _cells(row_start: Tensor, row_end: Tensor, asked: int | None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivalence import receipt, schema
+from equivalence import receipt, specs
 from equivalence.engines import found, inputs
 from equivalence.errors import UsageError
 from equivalence.schema import TensorSpec
@@ -23,9 +23,9 @@ K = 2048
 _KERNEL = "sgl_kernel.fast_topk"
 _SPECS = {
     "scores": TensorSpec(("F32",), ("T", "L")),
-    "column": TensorSpec(schema.INDEX, ("T",)),
-    "visible": TensorSpec(schema.INDEX, ("T",)),
-    "out": TensorSpec(schema.INDEX, ("T", K)),
+    "column": TensorSpec(specs.INDEX, ("T",)),
+    "visible": TensorSpec(specs.INDEX, ("T",)),
+    "out": TensorSpec(specs.INDEX, ("T", K)),
 }
 
 

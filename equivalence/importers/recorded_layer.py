@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equivalence import header, judge, ops, store
+from equivalence import header, judge, ops, stages, store
 from equivalence.case import JSON, Case
 from equivalence.errors import InvalidCase, UsageError
 
@@ -181,8 +181,8 @@ def _set(case: Case, settings: Mapping[str, Any]) -> Case:
         elif key == "contract":
             case = replace(case, contract=str(value))
         elif key == "poison":
-            stages = [stage for stage in spec.outputs if stage != "logits"]
-            poisons = {f"poison.{stage}": str(value) for stage in stages}
+            indices = (*stages.picked(case), "page_indices", "packed")
+            poisons = {f"poison.{n}": str(value) for n in spec.outputs if n in indices}
             case = replace(case, provenance={**case.provenance, **poisons})
         elif key == "flags":
             case = replace(case, flags=case.flags | set(str(value).split("+")))

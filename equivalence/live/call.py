@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from equivalence import ops, plain, schema
+from equivalence import ops, plain, specs
 from equivalence.case import JSON, Case
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.live.clones import bytes_of, cloned
-from refimpl.scoring import PROFILES
+from refimpl.profiles import PROFILES, PUBLISHED
 
 __all__ = (
     "Reading",
@@ -58,7 +58,7 @@ class Reading:
         """Raise UsageError for an op, a name, a profile or a contract that does not exist."""
         if self.op not in ops.OPS:
             raise UsageError(f"no op named {self.op!r}: one of {_listed(ops.OPS)}")
-        spec = schema.OPS[self.op]
+        spec = specs.OPS[self.op]
         params = {**spec.params, **spec.defaults}
         for where, given, known in (
             ("names", self.names, {**spec.inputs, **params}),
@@ -68,8 +68,9 @@ class Reading:
             for name in given:
                 if name not in known:
                     raise UsageError(f"{where} has {name!r}; {self.op} has {_listed(known)}")
-        if self.arithmetic is not None and self.arithmetic not in PROFILES:
-            raise UsageError(f"no arithmetic named {self.arithmetic!r}: one of {_listed(PROFILES)}")
+        profiles = {**PROFILES, **PUBLISHED}
+        if self.arithmetic is not None and self.arithmetic not in profiles:
+            raise UsageError(f"no arithmetic named {self.arithmetic!r}: one of {_listed(profiles)}")
         if self.contract is not None:
             Contract.parse(self.contract)
 
@@ -125,7 +126,7 @@ def inputs_of(
     Raises:
         UsageError: an input or param is missing or of another kind, or `read` fails.
     """
-    spec = schema.OPS[reading.op]
+    spec = specs.OPS[reading.op]
     known = (*spec.inputs, *spec.params, *spec.defaults)
     if reading.read is None:
         arguments = _arguments(reading, function, args, kwargs)

@@ -63,8 +63,9 @@ def on_host(tensor: Tensor) -> Tensor:
         )
     row = tensor[:1].numel() * tensor.element_size()
     step = max(1, _PIECE // max(1, row))
+    cells, into = layout.as_bytes(tensor), layout.as_bytes(copied)
     for i in range(0, len(tensor), step):
-        copied[i : i + step].copy_(tensor[i : i + step])
+        into[i : i + step].copy_(cells[i : i + step])
     return copied
 
 
@@ -73,12 +74,14 @@ def overwrite(tensor: Tensor, values: Tensor) -> None:
     if layout.overlaps(tensor.shape, tensor.stride()):
         reach = layout.extent(tensor.shape, tensor.stride())
         tensor, values = (each.as_strided((reach,), (1,)) for each in (tensor, values))
-    tensor.copy_(values)
+    layout.as_bytes(tensor).copy_(layout.as_bytes(values))
 
 
 def storable(tensor: Tensor) -> Tensor:
     """The tensor, packed where its strides reach further than a file may say."""
-    return tensor if _keeps(tensor, int(tensor.storage_offset())) else tensor.contiguous()
+    if _keeps(tensor, int(tensor.storage_offset())):
+        return tensor
+    return layout.as_bytes(tensor).contiguous().view(tensor.dtype)
 
 
 def _keeps(tensor: Tensor, offset: int) -> bool:

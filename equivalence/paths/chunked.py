@@ -1,15 +1,17 @@
 """The dense prefill indexer both ways: one call for all rows, and row chunks under a byte budget.
 
-Both score, pick and translate with the same parts, so what differs between them is the cut alone.
+Both score, pick and translate with the same parts, so what differs between them is the cut alone;
+and of a source layer where its mask is written, see `masks.pieces` and `layer.publish`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
 
 from equivalence.errors import UsageError
-from equivalence.paths import parts
+from equivalence.paths import masks, parts
 from equivalence.paths.layer import Layer, allocate, check_whole, keep, layer_of, score, select
 from equivalence.paths.parts import Logits, Scorer, Selector
 from refimpl.geometry import PLAN_STYLES, chunk_plan
@@ -27,7 +29,7 @@ def original(
     observe: Observe | None = None,
     **call: Any,  # noqa: ANN401 - the inputs and parameters of prefill_indexer
 ) -> dict[str, Tensor]:
-    """Score all rows in one call, then pick.
+    """Score all rows in one call, then pick; a mask is published in pieces, then concatenated.
 
     Args:
         scorer: a name in `parts.SCORERS`, or a function like them.
@@ -38,21 +40,32 @@ def original(
 
     Returns:
         raw_indices int32 [T, topk], and page_indices and ragged_indices where the inputs lead to
-        them. With keep_logits also logits fp32 [T, width], -inf outside the windows.
+        them; of a source layer mask bool [T, lc], of the rows that nobody asks for too.
+        With keep_logits also logits fp32 [T, width], -inf outside the windows, before any mask.
 
     Raises:
         UsageError: an input is missing or unknown, topk is below 1, a part has no such name, or
             the scorer returned something else than scores of its rows.
     """
     layer = layer_of(call, original)
-    return _run(
-        layer,
-        [slice(0, len(layer.q))] if len(layer.q) else [],
+    cut = [slice(0, len(layer.q))] if len(layer.q) else []
+    made = {} if cut else allocate(layer, keep_logits=keep_logits)
+
+    def told(rows: slice, logits: Logits) -> None:
+        if observe is not None:
+            observe(rows, logits)
+        if layer.topk_blocks is not None:
+            made.update(_in_pieces(layer, logits))
+
+    outputs = _run(
+        replace(layer, topk_blocks=None, rows=None),
+        cut,
         scorer=scorer,
         selector=selector,
         keep_logits=keep_logits,
-        observe=observe,
+        observe=told,
     )
+    return outputs | made
 
 
 def chunked(
@@ -80,7 +93,7 @@ def chunked(
         call: the fields of `Layer`.
 
     Returns:
-        As `original`.
+        As `original`, but the mask is of the rows that are published alone, bool [P, lc].
 
     Raises:
         UsageError: as `original`, and for an unknown style or a budget that is none.
@@ -140,7 +153,8 @@ def peak_bytes(
 
     The original holds all rows, `chunked` its largest chunk, `pipelined` its largest two
     neighbours. Not counted: the outputs, kept logits, and what the parts take beside their result
-    (`parts.SCRATCH_BYTES` at most for those of `parts`).
+    (`parts.SCRATCH_BYTES` at most for those of `parts`), nor the pieces of the original's mask,
+    which are as many bytes as the mask (`masks.peak_bytes`).
 
     Args:
         rows: query rows of the call.
@@ -170,6 +184,17 @@ def peak_bytes(
     storage = parts.STORAGES.get(scorer, parts.Storage())
     each = [storage.cells(rows=c.stop - c.start, columns=columns, heads=heads) for c in cut]
     return 4 * max((sum(each[i : i + alive]) for i in range(len(each))), default=0)
+
+
+def _in_pieces(layer: Layer, logits: Logits) -> dict[str, Tensor]:
+    """The mask of all rows as publish_mask gives it."""
+    return masks.pieces(
+        scores=logits.values,
+        row_start=logits.column,
+        row_end=logits.column + layer.visible(slice(None)),
+        topk_blocks=layer.topk_blocks,
+        block_size=layer.block_size,
+    )
 
 
 def _run(

@@ -1,6 +1,7 @@
 """One call of prefill_indexer, and the steps every dense path takes: score, keep, pick, translate.
 
-A step works on a slice of rows and writes into outputs of all rows.
+A step works on a slice of rows and writes into outputs of all rows. Of a source layer picking is
+publishing too; a consumer picks inside its mask.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from equivalence.errors import UsageError
-from equivalence.paths import parts
+from equivalence.paths import masked, parts
 from equivalence.paths.parts import Logits, Scorer, Selector
-from refimpl import pages
+from refimpl import blocks, forms, pages
 
 _CELLS = 1 << 19
 
@@ -38,6 +39,11 @@ class Layer:
         row_to_request: int32 [T]; without it row i reads table row i.
         k_slots: int32 or int64 [L], gives page_indices of absolute columns.
         topk_indices_offset: int32 [T], gives ragged_indices.
+        mask: bool [T, lc] or uint8 [T, lc / 8], the columns that a consumer may pick.
+        block_ids: int32 [T, n], the same as blocks.
+        topk_blocks: blocks that a row of a source layer publishes; None publishes nothing.
+        rows: int32 [P], ascending, the rows that are published; all where it is None.
+        block_size: columns a block.
     """
 
     q: Tensor
@@ -54,6 +60,16 @@ class Layer:
     row_to_request: Tensor | None = None
     k_slots: Tensor | None = None
     topk_indices_offset: Tensor | None = None
+    mask: Tensor | None = None
+    block_ids: Tensor | None = None
+    topk_blocks: int | None = None
+    rows: Tensor | None = None
+    block_size: int = blocks.BLOCK
+
+    @property
+    def inside(self) -> Tensor | None:
+        """The mask that a consumer picks inside, in whatever form."""
+        return self.block_ids if self.mask is None else self.mask
 
     def visible(self, rows: slice) -> Tensor:
         """Columns that each of these rows sees, int32."""
@@ -83,11 +99,30 @@ def layer_of(call: Mapping[str, Any], path: Callable[..., Any]) -> Layer:
     check_whole("topk", layer.topk)
     if layer.columns not in {"absolute", "row-relative"}:
         raise UsageError(f"columns is {layer.columns!r}: it is 'absolute' or 'row-relative'")
+    _check_masks(layer)
     return layer
 
 
+def _check_masks(layer: Layer) -> None:
+    check_whole("block_size", layer.block_size)
+    one_of = ("mask", "block_ids", "topk_blocks")
+    given = [name for name in one_of if getattr(layer, name) is not None]
+    if len(given) > 1:
+        raise UsageError(
+            f"the layer has {' and '.join(given)}: it picks inside one mask or publishes one"
+        )
+    if layer.topk_blocks is not None:
+        check_whole("topk_blocks", layer.topk_blocks)
+    elif layer.rows is not None:
+        raise UsageError("rows are published rows: they take topk_blocks")
+    if layer.rows is not None and len(layer.rows) and int(layer.rows.max()) >= len(layer.q):
+        raise UsageError(f"rows publish row {int(layer.rows.max())}: q has {len(layer.q)} rows")
+    if layer.inside is not None and len(layer.inside) != len(layer.q):
+        raise UsageError(f"{given[0]} has {len(layer.inside)} rows: q has {len(layer.q)}")
+
+
 def allocate(layer: Layer, *, keep_logits: bool) -> dict[str, Tensor]:
-    """Unwritten outputs of the call: the selected buffer, and a buffer of each form it has.
+    """Unwritten outputs of the call: the selected buffer, one of each form it has, and a mask.
 
     Raises:
         UsageError: logits are kept in rows that are narrower than a window.
@@ -108,6 +143,11 @@ def allocate(layer: Layer, *, keep_logits: bool) -> dict[str, Tensor]:
         outputs["ragged_indices"] = torch.empty_like(outputs["raw_indices"])
     if layer.block_table is not None or layer.k_slots is not None:
         outputs["page_indices"] = torch.empty_like(outputs["raw_indices"])
+    if layer.topk_blocks is not None:
+        visible = layer.visible(slice(None))
+        visible = visible if layer.rows is None else visible[layer.rows.long()]
+        shape = len(visible), forms.aligned(visible=visible)
+        outputs["mask"] = visible.new_empty(shape, dtype=torch.bool)
     return outputs
 
 
@@ -166,10 +206,20 @@ def select(
     selector: str | Selector,
     outputs: dict[str, Tensor],
 ) -> None:
-    """Pick for these rows, and translate the picks with the rows' own metadata."""
+    """Pick for these rows, publish their mask, and translate the picks with the rows' own metadata.
+
+    A consumer's mask is applied to the scores in place, and a pick at -inf becomes a pad.
+    """
     visible = layer.visible(rows)
     raw = outputs["raw_indices"][rows]
+    if "mask" in outputs:
+        _publish(layer, rows, logits, outputs["mask"])
+    inside = None if layer.inside is None else layer.inside[rows]
+    if inside is not None:
+        masked.apply(logits, inside, visible=visible, block_size=layer.block_size)
     parts.selector(selector)(scores=logits.values, column=logits.column, visible=visible, out=raw)
+    if inside is not None:
+        masked.pad(logits, raw, visible=visible)
     if layer.topk_indices_offset is not None:
         outputs["ragged_indices"][rows] = pages.offset_indices(
             raw_indices=raw, topk_indices_offset=layer.topk_indices_offset[rows]
@@ -188,6 +238,23 @@ def select(
         outputs["page_indices"][rows] = pages.map_slots(
             raw_indices=raw, row_start=layer.row_start[rows], slot_map=slots
         )
+
+
+def _publish(layer: Layer, rows: slice, logits: Logits, out: Tensor) -> None:
+    """Write the mask of those of these rows that are published, into bool [P, lc]."""
+    first, last = rows.start, rows.stop
+    own = torch.arange(first, last, device=out.device)
+    if layer.rows is not None:
+        first, last = torch.searchsorted(layer.rows.long(), own.new_tensor([first, last])).tolist()
+        own = layer.rows[first:last].long()
+    masked.publish(
+        logits,
+        own - rows.start,
+        visible=layer.visible(rows),
+        topk_blocks=layer.topk_blocks or 0,
+        block_size=layer.block_size,
+        out=out[first:last],
+    )
 
 
 def _least_width(layer: Layer, rows: slice, logits: Logits) -> int:

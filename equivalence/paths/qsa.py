@@ -12,23 +12,24 @@ from equivalence.paths.parts import Selector
 from equivalence.paths.waves import Order, Way
 from equivalence.paths.workspace import Workspace, own_tensors, views_of
 from refimpl import fast, scoring
-
-_BLOCK_TOKENS = 4
+from refimpl.qsa import BLOCK_TOKENS, expand_blocks
 
 Scorer: TypeAlias = Callable[..., None]
 """f(*, q, k_cache, page_table, visible_blocks, query_start_loc, page_size, out) -> None
 
 It writes `out[i, :visible_blocks[i]]` of fp32 [n, width], and nothing else.
 """
+Expander: TypeAlias = Callable[..., Tensor]
+"""f(*, block_ids, positions, visible_blocks, block_size) -> packed, see `refimpl.qsa`"""
 
 
 def fresh(**call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - what `layer` takes
-    """A candidate of qsa_logits, see `layer`: every chunk has tensors of its own."""
+    """A candidate of qsa_logits or qsa_indexer, see `layer`: chunks have tensors of their own."""
     return layer(way=own_tensors, **call)
 
 
 def reused(*, workspaces: Sequence[Workspace] | None = None, **call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - what `layer` takes
-    """A candidate of qsa_logits, see `layer`: every chunk is a view of a workspace."""
+    """A candidate of qsa_logits or qsa_indexer, see `layer`: chunks are views of a workspace."""
     return layer(way=views_of(workspaces), **call)
 
 
@@ -64,11 +65,14 @@ def layer(
     page_table: Tensor,
     visible_blocks: Tensor,
     query_start_loc: Tensor | None = None,
+    positions: Tensor | None = None,
     page_size: int = 64,
+    block_size: int = BLOCK_TOKENS,
     topk: int = 0,
     max_seq_len: int | None = None,
     scorer: Scorer = reference_logits,
     selector: str | Selector = "reference",
+    expand: Expander = expand_blocks,
     keep_logits: bool = False,
     budget_bytes: int | None = None,
     micro_batches: int = 1,
@@ -83,29 +87,36 @@ def layer(
         page_table: int32 [R, table_width].
         visible_blocks: int32 [T].
         query_start_loc: int32 [R + 1], first row of each request; None where R is 1.
+        positions: int32 [T] asks for packed rows of the picks.
         page_size: keys a page.
+        block_size: tokens a block.
         topk: blocks a row picks; 0 only scores.
-        max_seq_len: tokens of the longest request; 4 a visible block where it is None.
+        max_seq_len: tokens of the longest request; those of its visible blocks where it is None.
         scorer: writes the visible scores of a view.
-        keep_logits: whether to return the logits beside picks.
         selector: a name in `parts.SELECTORS`, or a function like them.
+        expand: makes packed rows of picks.
+        keep_logits: whether to return the logits beside picks.
         budget_bytes: as in `workspace.dense`.
         micro_batches: as in `workspace.dense`.
         order: of the chunks.
 
     Returns:
-        raw_indices [T, topk] int32, blocks of the row's request; logits [T, width of the table]
-        fp32, -inf from visible_blocks on, where topk is 0 or they are kept.
+        raw_indices [T, topk] int32, blocks of the row's request, or with positions block_ids, the
+        same, and packed; logits [T, width of the table] fp32, -inf from visible_blocks on, where
+        topk is 0 or they are kept.
 
     Raises:
-        UsageError: as `waves.run`, or a row sees more blocks than max_seq_len has.
+        UsageError: as `waves.run`, or a row sees more blocks than max_seq_len has, or positions
+            are given and no row picks.
     """
     visible, widest = visible_blocks.clamp(min=0), page_table.shape[1] * page_size
-    longest = None if max_seq_len is None else -(-max_seq_len // _BLOCK_TOKENS)
+    longest = None if max_seq_len is None else -(-max_seq_len // block_size)
     if longest is not None and len(visible) and int(visible.max()) > longest:
         raise UsageError(
             f"max_seq_len {max_seq_len} has {longest} blocks; a row sees {int(visible.max())}"
         )
+    if positions is not None and not topk:
+        raise UsageError("positions are given and topk is 0: packed rows are made of picks")
 
     scored, write = keep_logits or not topk, parts.selector(selector)
 
@@ -147,4 +158,10 @@ def layer(
         micro_batches=micro_batches,
         order=order,
     )
-    return ({"raw_indices": kept} if topk else {}) | ({"logits": logits} if scored else {})
+    outputs = {"logits": logits} if scored else {}
+    if positions is None:
+        return outputs | ({"raw_indices": kept} if topk else {})
+    packed = expand(
+        block_ids=kept, positions=positions, visible_blocks=visible, block_size=block_size
+    )
+    return outputs | {"block_ids": kept, "packed": packed}

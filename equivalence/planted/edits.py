@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equivalence.contract import Contract
 from equivalence.planted.reference import UNWRITTEN
+from equivalence.selection import nan_order
 from refimpl import bits, topk
 
 _FIFTEEN = 15
@@ -45,7 +46,7 @@ class Row:
     def keys(self) -> Tensor:
         """Order keys of the window, int32 [visible]."""
         free = self.contract
-        return bits.order_key(self.scores, zero_sign=free.zero_sign, nan=free.nan)
+        return bits.order_key(self.scores, zero_sign=free.zero_sign, nan=nan_order(free))
 
     @cached_property
     def legal(self) -> topk.LegalSet:
@@ -55,7 +56,7 @@ class Row:
             scores=self.scores,
             k=self.k,
             minus_inf=free.minus_inf,
-            nan=free.nan,
+            nan=nan_order(free),
             zero_sign=free.zero_sign,
         )
 

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equivalence import ops
+from equivalence import ops, poisons, stages
 from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.planted import edits
 from equivalence.planted.edits import Edit, Row
 from equivalence.planted.reference import forms, right_outputs
-from equivalence.replay import INDEX_POISONS, SCORE_POISONS
 from refimpl.bits import as_int
 from refimpl.topk import PAD
 
@@ -44,7 +43,7 @@ def judged_as(case: Case, planted: Planted, *, stages: Iterable[str] | None = No
     """The case with these outputs as its one recorded run, of buffers that held the poison."""
     kept = {n: t for n, t in planted.outputs.items() if stages is None or n in set(stages)}
     poison = {
-        f"poison.{n}": repr((SCORE_POISONS if t.is_floating_point() else INDEX_POISONS)[0])
+        f"poison.{n}": repr((poisons.SCORE if t.is_floating_point() else poisons.INDEX)[0])
         for n, t in kept.items()
     }
     return replace(case, recorded=(kept,), provenance={**case.provenance, **poison})
@@ -54,15 +53,15 @@ def _row(case: Case, right: Outputs, row: int, contract: Contract) -> Row:
     """Row `row` of the right picks."""
     windows = ops.find(case.op).windows(case)
     raw = right["raw_indices"][row].long()
-    base = int(ops.base_of(case, "raw_indices", windows)[row])
-    pads = raw == ops.pad_of(case, "raw_indices")
+    base = int(stages.base_of(case, "raw_indices", windows)[row])
+    pads = raw == stages.pad_of(case, "raw_indices")
     return Row(
         picks=torch.where(pads, PAD, raw - base),
         buffer=(right["logits"] if "logits" in right else case.inputs["scores"])[row],
         column=int(windows.column[row]),
         visible=int(windows.visible[row]),
         start=int(windows.start[row]),
-        k=ops.k_of(case),
+        k=stages.k_of(case),
         contract=contract,
     )
 
@@ -143,7 +142,7 @@ def all_unwritten(_case: Case, right: Outputs, _seed: int) -> Planted | None:
     if "raw_indices" not in right:
         return None
     poisoned = {
-        name: torch.full_like(t, INDEX_POISONS[0]) for name, t in right.items() if name != "logits"
+        name: torch.full_like(t, poisons.INDEX[0]) for name, t in right.items() if name != "logits"
     }
     return changed(right, poisoned, range(len(right["raw_indices"])))
 
@@ -154,7 +153,7 @@ def pages(change: Callable[[Tensor], Tensor]) -> Plant:
     def plant(case: Case, right: Outputs, seed: int) -> Planted | None:
         if "page_indices" not in right:
             return None
-        pad = ops.pad_of(case, "page_indices")
+        pad = stages.pad_of(case, "page_indices")
         for row in seeded(len(right["page_indices"]), seed):
             slots = right["page_indices"][row].long()
             valid = slots != pad

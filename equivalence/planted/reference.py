@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor
 
-from equivalence import ops
+from equivalence import ops, poisons, slotmap, stages
 from equivalence.case import Case
 from equivalence.contract import Contract
-from equivalence.replay import INDEX_POISONS
 from equivalence.selection import best_picks
 from refimpl import fast
 from refimpl.topk import PAD
 
-UNWRITTEN = INDEX_POISONS[0]
+UNWRITTEN = poisons.INDEX[0]
 """Stands among picks for a slot that keeps the buffer's poison: nothing is added to it."""
 _FP32_WHOLE = 1 << 24
 
@@ -31,13 +30,13 @@ def right_outputs(case: Case, *, contract: Contract | None = None) -> dict[str, 
     scores = case.inputs.get("scores")
     if op.score is not None:
         scores = outputs["logits"] = op.score(case, fast.accumulate)
-    if scores is None or not ops.k_of(case):
+    if scores is None or not stages.k_of(case):
         return outputs
     picks = best_picks(
         scores,
         row_start=windows.column,
         row_end=windows.column + windows.visible,
-        k=ops.k_of(case),
+        k=stages.k_of(case),
         contract=free,
     )
     return outputs | forms(case, picks.long())
@@ -51,11 +50,10 @@ def forms(case: Case, picks: Tensor) -> dict[str, Tensor]:
     op = ops.find(case.op)
     windows = op.windows(case)
     out: dict[str, Tensor] = {}
-    for stage in ops.PICKS:
-        known = stage == "raw_indices" or "topk_indices_offset" in case.inputs
-        if stage in op.spec.outputs and known:
-            moved = picks + ops.base_of(case, stage, windows)[:, None]
-            out[stage] = _write(picks, moved, ops.pad_of(case, stage))
+    for stage in stages.picked(case):
+        if stage != "ragged_indices" or "topk_indices_offset" in case.inputs:
+            moved = picks + stages.base_of(case, stage, windows)[:, None]
+            out[stage] = _write(picks, moved, stages.pad_of(case, stage))
     if op.slots(case) is not None:
         out["page_indices"] = _slots(case, picks)
     return out
@@ -72,7 +70,7 @@ def _slots(case: Case, picks: Tensor) -> Tensor:
     slots_of, windows = op.slots(case), op.windows(case)
     assert slots_of is not None  # noqa: S101 - callers ask first
     table = case.inputs.get("page_table", case.inputs.get("block_table"))
-    size, start = ops.page_size_of(case), windows.start[:, None]
+    size, start = slotmap.page_size_of(case), windows.start[:, None]
     if table is None:
         table = case.inputs["slot_map" if "slot_map" in case.inputs else "k_slots"]
         first, end = -start, len(table) - start
@@ -84,4 +82,4 @@ def _slots(case: Case, picks: Tensor) -> Tensor:
     spare = first.expand_as(picks)
     slots = slots_of(rows, torch.where(held, picks, spare))
     beyond = (int(table.max()) + 1) * size + picks % _FP32_WHOLE
-    return _write(picks, torch.where(held, slots, beyond), ops.pad_of(case, "page_indices"))
+    return _write(picks, torch.where(held, slots, beyond), stages.pad_of(case, "page_indices"))

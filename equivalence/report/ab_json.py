@@ -63,7 +63,7 @@ def _group_data(group: Group) -> dict[str, Any]:
             view: {stage: asdict(each) for stage, each in stages.items()}
             for view, stages in group.agreement.items()
         },
-        "masks": None,
+        "masks": {name: asdict(each) for name, each in group.masks.items()} or None,
         "census": _census_data(group.census),
         "memory": {name: asdict(held) for name, held in group.memory.items()},
         "sampled": group.sampled,
@@ -96,6 +96,7 @@ def _forward_data(one: Forward) -> dict[str, Any]:
         "further": one.further,
         "unclassified": list(one.unclassified[:_MOST_ROWS]),
         "census": _census_data(one.census),
+        "masks": list(one.masks),
         "note": one.note,
     }
 

@@ -19,7 +19,7 @@ from equivalence.versus.forwards import (
 _HEAD = ("layer-forwards", "new == original", "original == original", "masks equal")
 _WORDS = {"slots": "raw slot order", "sets": "sets"}
 _NO_MASK = "n/a"
-"""Until an op has an output that is a mask."""
+"""Where no layer-forward publishes a mask."""
 _MOST_GROUPS = 16
 _MOST_ROWS = 16
 
@@ -81,13 +81,16 @@ def _names(comparison: Comparison) -> list[str]:
 def _rows(comparison: Comparison, view: str, *, most: int | None = _MOST_GROUPS) -> list[_Row]:
     """A line a group, all of them together, and each output alone."""
     shown = comparison.groups[:most]
-    rows = [_cells(f"  {_title(group)}", _whole(group, view)) for group in shown]
+    rows = [
+        _cells(f"  {_title(group)}", _whole(group, view), group.masks.get(ALL)) for group in shown
+    ]
     rest = len(comparison.groups) - len(shown)
     rows += [(f"  ... {many(rest, 'more group')}", "", "", "", "")] if rest else []
-    stages = comparison.total.agreement.get(view, {})
-    rows.append(_cells("all", stages.get(ALL, Agreement())))
+    stages, masks = comparison.total.agreement.get(view, {}), comparison.total.masks
+    rows.append(_cells("all", stages.get(ALL, Agreement()), masks.get(ALL)))
     outputs = {stage: each for stage, each in stages.items() if stage != ALL}
-    rows += [_cells(f"  {stage}", each) for stage, each in outputs.items() if len(outputs) > 1]
+    if len(outputs) > 1:
+        rows += [_cells(f"  {name}", each, masks.get(name)) for name, each in outputs.items()]
     return rows
 
 
@@ -95,11 +98,12 @@ def _whole(group: Group, view: str) -> Agreement:
     return group.agreement.get(view, {}).get(ALL, Agreement())
 
 
-def _cells(title: str, each: Agreement) -> _Row:
+def _cells(title: str, each: Agreement, masks: Agreement | None) -> _Row:
     control = f"{each.control_equal:,}" if each.controls else "not run"
     if each.controls not in {0, each.forwards}:
         control += f" of {each.controls:,}"
-    return title, f"{each.forwards:,}", f"{each.new_equal:,}", control, _NO_MASK
+    published = f"{masks.new_equal:,} of {masks.forwards:,}" if masks else _NO_MASK
+    return title, f"{each.forwards:,}", f"{each.new_equal:,}", control, published
 
 
 def _title(group: Group) -> str:
@@ -129,7 +133,8 @@ def _facts(comparison: Comparison) -> list[str]:
     lines.append(_fact("control", comparison.control))
     for stage, each in total.agreement.get(VIEWS[1], {}).items():
         if stage != ALL:
-            lines.append(_fact("rows", f"{stage}: {_apart(stage, each)}"))
+            noun = "mask" if stage in total.masks else stage
+            lines.append(_fact("rows", f"{stage}: {_apart(noun, each)}"))
     judged = f"{many(total.sampled, 'row')}, up to {comparison.sample:,} of each layer-forward"
     further = f"{many(total.further, 'more row')} where arms differ"
     seed = f"seed {comparison.seed}"
@@ -139,9 +144,9 @@ def _facts(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _apart(stage: str, each: Agreement) -> str:
-    """How many rows hold another set, or other bits."""
-    other = "other bits" if stage == "logits" else "another set"
+def _apart(noun: str, each: Agreement) -> str:
+    """How many rows hold another set or mask, or other bits."""
+    other = {"logits": "other bits", "mask": "another mask"}.get(noun, "another set")
     new = f"{each.new_rows:,} of {many(each.rows, 'row')} hold {other}"
     return f"{new}, {each.control_rows:,} when the original runs again" if each.controls else new
 

@@ -103,6 +103,8 @@ def _line(line: Evidence, place: int, value: int) -> str:
 def _agreement(stage: Stage) -> str:
     """What of one output is right."""
     counts = stage.counts
+    if "within" in counts:
+        return f"{counts['within']:,} of {many(counts['compared'], 'cell')} lie within their bound"
     if "compared" in counts:
         return f"{counts['identical']:,} of {many(counts['compared'], 'cell')} hold the same bits"
     good = {kind: counts[kind] for kind in _CLASSES[:4] if counts.get(kind)}
@@ -151,7 +153,8 @@ def _counts(stages: Sequence[Stage]) -> str:
     if "compared" in stages[0].counts:
         compared = sum(stage.counts["compared"] for stage in stages)
         different = sum(stage.counts["different"] for stage in stages)
-        return f"{many(compared, 'cell')}, {different:,} different"
+        how = " than a bound allows" if "within" in stages[0].counts else ""
+        return f"{many(compared, 'cell')}, {different:,} different{how}"
     runs = f" in each of {len(stages)} runs" if len(stages) > 1 else ""
     parts = []
     for kind in _CLASSES:

@@ -1,19 +1,24 @@
 """Benches: smaller calls of one row, each seen to be wrong or not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equivalence import judge
+from equivalence import judge, layout
 from equivalence.case import take_rows
-from equivalence.checks.rows import score_line
+from equivalence.checks import maskwords
+from equivalence.checks.rows import hexadecimal, score_line
+from equivalence.rowcount import given
+from equivalence.rowcount.plays import SCORES
 from equivalence.rowcount.schedules import Schedule
-from equivalence.rowcount.trials import Trial, call_rows, side_of
+from equivalence.rowcount.trials import Trial, call_rows, side_of, windows_of
 from equivalence.sides import Side
 from equivalence.verdict import Evidence, Finding
+from refimpl import forms
 from refimpl.bits import as_int, ulp_distance
+from refimpl.topk import PAD
 
 _SHOWN = 2
 
@@ -70,7 +75,7 @@ class Bench:
         part = take_rows(trial.case, self.unit)
         old = trial.judging
         if old is not None:
-            cut = {stage: tensor[self.unit] for stage, tensor in old.outputs.items()}
+            cut = {n: t[self.unit] for n, t in old.outputs.items() if n == "logits"}
             old = Side(name=old.name, outputs=cut)
         picks = {stage: tensor for stage, tensor in got.items() if stage != "logits"}
         side = side_of("call", picks, poison=self.under.poison)
@@ -98,19 +103,27 @@ def outputs_at(
 ) -> dict[str, Tensor] | None:
     """Rows [first, first + count) of a call's outputs; None where it fails or gives others."""
     outcome = call_rows(trial, under, rows)
-    given = {}
+    case, rows = trial.case, rows.to(trial.windows.start.device)
+    spans, piece = windows_of(trial, rows), slice(first, first + count)
+    held = {}
     for stage, whole in trial.whole.outputs.items():
         got = outcome.outputs.get(stage)
-        if got is None or got.shape != (len(rows), whole.shape[1]) or got.dtype != whole.dtype:
+        if got is None or given.misfit(case, stage, whole, rows, got, windows=spans):
             return None
-        given[stage] = got[first : first + count].to(whole.device).clone()
-    return given
+        mine = given.between(case, stage, layout.moved(got, whole.device), rows, piece)
+        held[stage] = layout.copied(given.every(case, stage, mine, rows[piece]))
+    return held
 
 
 def differing(trial: Trial, stage: str, row: int, want: Tensor, got: Tensor) -> Tensor:
-    """Slots of a row that differ; of logits those inside its window."""
-    differ = as_int(want) != as_int(got)
-    if stage == "logits":
+    """Slots that differ; of scores and masks columns inside the window, of ids whether any, [1]."""
+    if given.is_mask(trial.case, stage):
+        if want.dtype is torch.int32:
+            seen = trial.windows.visible[row : row + 1]
+            return maskwords.differing(want=want[None], got=got[None], visible=seen)
+        want, got = (_admitted(trial, row, mask) for mask in (want, got))
+    differ = as_int(want.flatten()) != as_int(got.flatten())
+    if stage in SCORES:
         inside = torch.zeros_like(differ)
         first = int(trial.windows.column[row])
         inside[first : first + int(trial.windows.visible[row])] = True
@@ -118,17 +131,41 @@ def differing(trial: Trial, stage: str, row: int, want: Tensor, got: Tensor) -> 
     return differ
 
 
+def _admitted(trial: Trial, row: int, mask: Tensor) -> Tensor:
+    """What the columns of a row of a bool or packed mask hold, uint8."""
+    return maskwords.cells(mask[None], columns=int(trial.windows.visible[row]))[0]
+
+
+def _apart(want: Tensor, got: Tensor) -> Iterator[Evidence]:
+    """The first blocks of which a row of ids holds only one."""
+    mine, other = (set(ids.tolist()) - {PAD, forms.FAR_PAD} for ids in (want, got))
+    for block in sorted(mine ^ other)[:_SHOWN]:
+        yield Evidence(label="want", place=f"block {block}", value=str(int(block in mine)))
+        yield Evidence(label="got", place=f"block {block}", value=str(int(block in other)))
+
+
 def side_by_side(
     trial: Trial, stage: str, row: int, want: Tensor, got: Tensor
 ) -> tuple[Evidence, ...]:
     """The first slots or logits of a row that differ."""
     lines: list[Evidence] = []
-    for i in differing(trial, stage, row, want, got).nonzero()[:_SHOWN, 0].tolist():
-        if stage == "logits":
-            place, gap = f"column {i}", int(ulp_distance(got[i], want[i]))
-            lines.append(score_line("want", place, want[i]))
-            lines.append(score_line("got", place, got[i], f"{gap:+,} ulp"))
-        else:
-            for label, value in (("want", want[i]), ("got", got[i])):
-                lines.append(Evidence(label=label, place=f"slot {i}", value=str(int(value))))
+    masked = given.is_mask(trial.case, stage)
+    if masked and want.dtype is torch.int32:
+        return tuple(_apart(want, got))
+    places = differing(trial, stage, row, want, got).nonzero()[:_SHOWN, 0].tolist()
+    noun = "column" if masked or stage in SCORES else "slot"
+    if masked:
+        want, got = (_admitted(trial, row, mask) for mask in (want, got))
+    for i in places:
+        place, one, two = f"{noun} {i}", want.flatten()[i], got.flatten()[i]
+        if stage in SCORES or one.dtype is torch.float32:
+            gap = int(ulp_distance(two, one))
+            lines.append(score_line("want", place, one))
+            lines.append(score_line("got", place, two, f"{gap:+,} ulp"))
+            continue
+        for label, value in (("want", one), ("got", two)):
+            # The bits of fp8 say what its decimal cannot.
+            bits = hexadecimal(value) if value.is_floating_point() else ""
+            told = f"{float(value):g}" if bits else str(int(value))
+            lines.append(Evidence(label=label, place=place, value=told, bits=bits))
     return tuple(lines)

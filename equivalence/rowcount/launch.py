@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equivalence import ops
+from equivalence import ops, stages
 from equivalence.case import Case
-from equivalence.windows import Windows
+from equivalence.windows import Windows, param
+
+TABLES = ("scores", "mask", "page_table", "block_table")
+"""Inputs that may stand in a wider buffer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,7 +22,7 @@ class Launch:
         next_n: rows of a unit.
         visible: int64 [units] on the CPU, the most columns a row of it sees.
         turns: units at which another request begins.
-        k: picks a row may hold; 0 where nothing is picked.
+        k: picks a row may hold, or columns of the blocks it publishes; 0 where nothing is chosen.
         columns: of the widest score row.
         heads: query heads of a row; None where nothing is scored.
         ordered: rows must ascend.
@@ -60,14 +63,21 @@ def launch_of(case: Case, windows: Windows) -> Launch:
         next_n=next_n,
         visible=visible.amax(1),
         turns=tuple(turns),
-        k=ops.k_of(case),
-        columns=ops.columns_of(case),
+        k=stages.k_of(case) or _published(case),
+        columns=stages.columns_of(case),
         heads=int(inputs["q"].shape[-2]) if "q" in inputs else None,
         ordered=edges is not None,
-        tables=tuple(n for n in ("scores", "page_table", "block_table") if n in inputs),
-        per_column=next((n for n in ("slot_map",) if n in inputs), ""),
+        tables=tuple(n for n in TABLES if n in inputs),
+        per_column=next((n for n in ("slot_map", "picks") if n in inputs), ""),
         cuda=windows.start.is_cuda,
     )
+
+
+def _published(case: Case) -> int:
+    """Columns of the blocks that a row publishes."""
+    if not stages.publishes(case):
+        return 0
+    return int(param(case, "topk_blocks")) * int(param(case, "block_size"))
 
 
 def corners(launch: Launch) -> list[int]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from equivalence import replay
+from equivalence import layout, replay, stages
 from equivalence.arms import apart
+from equivalence.checks import maskwords
+from equivalence.rowcount import given
 from equivalence.rowcount.schedules import Schedule
 from equivalence.rowcount.trials import Trial, call_rows, ranges, side_of, weigh, windows_of
 from equivalence.units import many
@@ -16,6 +18,8 @@ from equivalence.verdict import Evidence, Finding, Run, Stage, Status
 from refimpl.bits import as_int
 
 _PIECE_BYTES = 256 << 20
+SCORES = ("logits", "scores")
+"""Outputs that are compared cell by cell inside the windows."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,8 +32,8 @@ class Played:
         call_of: the call that made each row, int64 [T]; -1 for none.
         changed: rows that are not those of the whole call, bool [T], by output.
         other_set: of these the rows that are not the same set.
-        cells: logits compared, and those that differ.
-        picks: outputs that are not scores, of all rows; uncalled ones are those of the whole call.
+        cells: of each output of scores the cells compared, and those that differ.
+        picks: outputs that are not logits, of all rows; uncalled ones are those of the whole call.
         logits: a row whose logits changed, and they, [W]; None where none did.
         wrong: changed rows that the contract does not allow, bool [T], by output.
         here: of these the rows that are illegal here; of logits nobody knows yet.
@@ -45,7 +49,7 @@ class Played:
     other_set: dict[str, Tensor]
     picks: dict[str, Tensor]
     logits: tuple[int, Tensor] | None = None
-    cells: Counter[str] = field(default_factory=Counter)
+    cells: dict[str, Counter[str]] = field(default_factory=dict)
     wrong: dict[str, Tensor] = field(default_factory=dict)
     here: dict[str, Tensor] = field(default_factory=dict)
     there: dict[str, Tensor] = field(default_factory=dict)
@@ -68,7 +72,7 @@ def play(trial: Trial, schedule: Schedule, told: Callable[[], None]) -> Played:
         call_of=torch.full_like(trial.windows.start, -1),
         changed={stage: none.clone() for stage in trial.whole.outputs},
         other_set={stage: none.clone() for stage in trial.whole.outputs},
-        picks={stage: tensor.clone() for stage, tensor in trial.picks.items()},
+        picks={stage: layout.copied(tensor) for stage, tensor in trial.picks.items()},
     )
     for number, rows in enumerate(schedule.calls):
         here = rows.to(none.device)
@@ -77,12 +81,19 @@ def play(trial: Trial, schedule: Schedule, told: Callable[[], None]) -> Played:
         if found is not None:
             played.findings.append(found)
             break
-        got = {stage: outcome.outputs[stage].to(none.device) for stage in trial.whole.outputs}
+        got = {
+            stage: layout.moved(outcome.outputs[stage], none.device)
+            for stage in trial.whole.outputs
+        }
         played.call_of[here] = number
         for stage, tensor in played.picks.items():
-            tensor[here] = got[stage]
-        for piece in _pieces(got):
-            _compare(trial, played, here[piece], {stage: t[piece] for stage, t in got.items()})
+            played.picks[stage] = given.put(trial.case, stage, tensor, here, got[stage])
+        for piece in _pieces(got, len(here)):
+            part = {
+                stage: given.between(trial.case, stage, tensor, here, piece)
+                for stage, tensor in got.items()
+            }
+            _compare(trial, played, here[piece], part)
         told()
     return played
 
@@ -106,11 +117,13 @@ def _unusable(
         reading = f"{', '.join(missing)}: given by this call or by the whole one, and not by both"
         return replace(found, stage=missing[0], reading=reading)
     for stage, whole in trial.whole.outputs.items():
-        got, want = outcome.outputs[stage], (len(rows), whole.shape[1])
-        if tuple(got.shape) != want or got.dtype != whole.dtype:
-            rule = "dtype" if tuple(got.shape) == want else "shape"
-            sizes = f"want {list(want)} {whole.dtype}   got {list(got.shape)} {got.dtype}"
-            line = Evidence(label=rule, place="", value=sizes.replace("torch.", ""))
+        spans = windows_of(trial, rows)
+        problem = given.misfit(
+            trial.case, stage, whole, rows, outcome.outputs[stage], windows=spans
+        )
+        if problem is not None:
+            rule, want, got = problem
+            line = Evidence(label=rule, place="", value=f"want {want}   got {got}")
             wrong = Status.DIFFERENT
             return replace(found, stage=stage, rule=rule, status=wrong, evidence=(line,))
     return None
@@ -121,41 +134,47 @@ def _misfits(trial: Trial) -> set[str]:
     return {f.stage for f in trial.whole.findings if f.rule in ("shape", "dtype")}
 
 
-def _pieces(got: Mapping[str, Tensor]) -> Iterator[slice]:
+def _pieces(got: Mapping[str, Tensor], rows: int) -> Iterator[slice]:
     """Row ranges of bounded bytes."""
-    rows = max(len(tensor) for tensor in got.values())
-    width = sum(tensor.shape[1] for tensor in got.values())
-    step = max(1, _PIECE_BYTES // (4 * width + 1))
+    step = max(1, _PIECE_BYTES // sum(given.width_of(tensor) for tensor in got.values()))
     for first in range(0, rows, step):
-        yield slice(first, first + step)
+        yield slice(first, min(first + step, rows))
 
 
 def _compare(trial: Trial, played: Played, rows: Tensor, got: Mapping[str, Tensor]) -> None:
     """Compare these rows of one call with those of the whole call."""
     windows = windows_of(trial, rows)
-    want = {stage: _cut(tensor, rows) for stage, tensor in trial.whole.outputs.items()}
-    found = apart(trial.case, windows, want, got)
     live = trial.live[rows]
+    want = {
+        stage: given.taken(trial.case, stage, tensor, rows)
+        for stage, tensor in trial.whole.outputs.items()
+    }
+    masks = [stage for stage in got if given.is_mask(trial.case, stage)]
+    for stage in masks:
+        which = given.kept(trial.case, stage, rows)
+        visible = windows.visible[which]
+        differ = maskwords.differing(want=want[stage], got=got[stage], visible=visible)
+        played.changed[stage][rows[which]] = differ & live[which]
+        played.other_set[stage][rows[which]] = differ & live[which]
+    one, two = (
+        {stage: given.flat(tensor) for stage, tensor in side.items() if stage not in masks}
+        for side in (want, got)
+    )
+    found = apart(trial.case, windows, one, two)
     for stage, changed in found.changed.items():
         played.changed[stage][rows] = changed & live
         played.other_set[stage][rows] = found.other_set[stage] & live
-    if "logits" in got:
-        here = (found.changed["logits"] & live).nonzero()[:, 0]
-        if len(here) and played.logits is None:
-            played.logits = int(rows[here[0]]), got["logits"][here[0]].clone()
-        first, count = windows.column[here, None], windows.visible[here, None]
-        column = torch.arange(got["logits"].shape[1], device=rows.device)
-        inside = (column >= first) & (column < first + count)
-        differ = as_int(want["logits"][here]) != as_int(got["logits"][here])
-        played.cells["compared"] += int(windows.visible[live].sum())
-        played.cells["different"] += int((differ & inside).sum())
-
-
-def _cut(tensor: Tensor, rows: Tensor) -> Tensor:
-    """These rows: a view where they are consecutive."""
-    if len(rows) and bool((rows.diff() == 1).all()):
-        return tensor[int(rows[0]) : int(rows[0]) + len(rows)]
-    return tensor[rows]
+        if stage in SCORES:
+            here = (changed & live).nonzero()[:, 0]
+            if stage == "logits" and len(here) and played.logits is None:
+                played.logits = int(rows[here[0]]), two[stage][here[0]].clone()
+            first, count = windows.column[here, None], windows.visible[here, None]
+            column = torch.arange(two[stage].shape[1], device=rows.device)
+            inside = (column >= first) & (column < first + count)
+            differ = as_int(one[stage][here]) != as_int(two[stage][here])
+            cells = played.cells.setdefault(stage, Counter())
+            cells["compared"] += int(windows.visible[live].sum())
+            cells["different"] += int((differ & inside).sum())
 
 
 def decide(trial: Trial, played: Played, *, seed: int) -> None:
@@ -189,12 +208,20 @@ def decide(trial: Trial, played: Played, *, seed: int) -> None:
             played.wrong[stage] = mine & (whole | here)
             played.open[stage] = mine.clone()
             played.open[stage][judged] = False
-        elif trial.contract.order == "score" and trial.contract.ties != "any":
+        elif _fixed(trial, stage):
             played.wrong[stage] = played.here[stage] = mine
         else:
             played.unjudged[stage] = mine
     undecided = [found for found in verdict.findings if found.status is Status.UNDECIDED]
     played.findings += [replace(found, run=played.schedule.name) for found in undecided[:1]]
+
+
+def _fixed(trial: Trial, stage: str) -> bool:
+    """Whether the contract leaves an output no choice."""
+    if given.is_mask(trial.case, stage):
+        return trial.contract.ties != "any"
+    chosen = stage in (*stages.picked(trial.case), "page_indices", "packed")
+    return not chosen or (trial.contract.order == "score" and trial.contract.ties != "any")
 
 
 def any_of(trial: Trial, rows: Mapping[str, Tensor]) -> Tensor:
@@ -214,10 +241,11 @@ def _marked(trial: Trial, rows: Sequence[int]) -> Tensor:
 
 def run_of(trial: Trial, played: Played) -> Run:
     """What a schedule came to."""
-    called = trial.live & (played.call_of >= 0)
+    every = trial.live & (played.call_of >= 0)
     findings = list(played.findings)
-    stages: dict[str, Stage] = {}
-    for stage, changed in played.changed.items() if bool(called.any()) else ():
+    told: dict[str, Stage] = {}
+    for stage, changed in played.changed.items() if bool(every.any()) else ():
+        called = every & trial.has(stage)
         wrong, unjudged = played.wrong[stage], played.unjudged[stage]
         allowed = changed & ~wrong & ~unjudged & ~played.open[stage]
         rows, other = int(called.sum()), played.other_set[stage]
@@ -230,8 +258,9 @@ def run_of(trial: Trial, played: Played) -> Run:
             "undecided": int(unjudged.sum()),
             "different": int(wrong.sum()),
         }
-        if stage == "logits":
-            compared, different = played.cells["compared"], played.cells["different"]
+        if stage in SCORES:
+            cells = played.cells.get(stage, Counter())
+            compared, different = cells["compared"], cells["different"]
             counts = {
                 "compared": compared,
                 "identical": compared - different,
@@ -240,7 +269,7 @@ def run_of(trial: Trial, played: Played) -> Run:
         failing = wrong.nonzero()[:, 0].tolist()
         rule = "nondeterminism" if played.schedule.again else "row-variance"
         status = Status.UNDECIDED if bool(unjudged.any()) else Status.EQUAL
-        stages[stage] = Stage(
+        told[stage] = Stage(
             status=Status.DIFFERENT if failing else status,
             counts=counts,
             rules={rule: len(failing)} if failing else {},
@@ -249,12 +278,12 @@ def run_of(trial: Trial, played: Played) -> Run:
         if bool(unjudged.any()):
             count = many(int(unjudged.sum()), "row")
             reading = f"{count} changed, and no scores say whether legally: give a baseline"
-            told = Finding(
+            open_ = Finding(
                 stage=stage,
                 rule="not-compared",
                 status=Status.UNDECIDED,
                 run=played.schedule.name,
                 reading=reading,
             )
-            findings.append(told)
-    return Run(name=played.schedule.name, stages=stages, findings=tuple(findings))
+            findings.append(open_)
+    return Run(name=played.schedule.name, stages=told, findings=tuple(findings))

@@ -124,7 +124,7 @@ def conditions(launch: Launch) -> Found:
     yield Schedule(name="another poison", calls=every, poison=1)
     apart, wider = f"rows {WIDER} columns further apart", f"{WIDER} columns more"
     if not launch.tables:
-        yield LeftOut(name="wider buffers", reason="no scores or page table among the inputs")
+        yield LeftOut(name="wider buffers", reason="no scores, mask or page table among the inputs")
     else:
         yield Schedule(name=apart, calls=every, wide="stride")
         if launch.per_column:

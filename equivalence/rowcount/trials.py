@@ -1,23 +1,27 @@
 """Trials: a call that was made whole, and how it is made otherwise."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from equivalence import judge, ops, replay
+from equivalence import judge, layout, ops, poisons, replay
 from equivalence.candidate import Candidate
 from equivalence.case import Case, take_rows
 from equivalence.contract import Contract
+from equivalence.rowcount import given
+from equivalence.rowcount.launch import TABLES
 from equivalence.rowcount.schedules import WIDER, Schedule
 from equivalence.sides import Side
 from equivalence.verdict import Verdict
 from equivalence.windows import Windows, live
 from refimpl import fast
+from refimpl.profiles import PUBLISHED
 
 _FEW_CELLS, _FEW_PRODUCTS = 1 << 28, 1 << 31
+_ADMITS = {torch.bool: 1, torch.uint8: 255}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,10 +67,12 @@ class Trial:
         score = ops.find(self.case.op).score
         if self.old is not None or score is None:
             return self.old
-        if self.case.arithmetic is not None and self.cheap:
+        if self._scored and self.contract.scores == "bound":
+            return None  # the reference then gives a bound, which a side cannot
+        if self._scored and self.cheap:
             logits = score(self.sent, fast.accumulate)
             return Side(name="reference", outputs={"logits": logits})
-        if self.whole.recorded is not None and self.case.arithmetic is None:
+        if self.whole.recorded is not None and not self._scored:
             return Side(name="recorded", outputs={"logits": self.whole.recorded})
         if "logits" in self.whole.outputs:
             return Side(name="whole call", outputs={"logits": self.whole.outputs["logits"]})
@@ -75,9 +81,16 @@ class Trial:
     @cached_property
     def judges(self) -> bool:
         """Whether anything can tell legal picks from others."""
-        own = {"scores", "raw_indices"} & set(self.case.inputs)
-        scored = ops.find(self.case.op).score is not None and self.case.arithmetic is not None
-        return bool(own) or scored or self.judging is not None
+        op, own = ops.find(self.case.op), {"scores", "raw_indices", "block_ids"}
+        known = bool(own & set(self.case.inputs)) and op.score is None
+        return known or self._scored or op.exact is not None or self.judging is not None
+
+    @cached_property
+    def _scored(self) -> bool:
+        """Whether the reference says what the scores are, or how far they may lie from it."""
+        profile = self.case.arithmetic
+        scored = ops.find(self.case.op).score is not None and profile is not None
+        return scored and (profile not in PUBLISHED or self.contract.scores == "bound")
 
     @cached_property
     def next_n(self) -> int:
@@ -89,9 +102,15 @@ class Trial:
         """Rows whose outputs mean something, bool [T]."""
         return live(self.case, self.windows)
 
+    def has(self, stage: str) -> Tensor:
+        """Rows that an output has: all, or the published ones of a mask, bool [T]."""
+        every = torch.zeros_like(self.live)
+        rows = torch.arange(len(every), device=every.device)
+        return every.index_fill(0, given.kept(self.case, stage, rows), value=True)
+
     @property
     def picks(self) -> Mapping[str, Tensor]:
-        """The outputs of the whole call that are not scores."""
+        """The outputs of the whole call that are not logits."""
         return {stage: t for stage, t in self.whole.outputs.items() if stage != "logits"}
 
 
@@ -104,28 +123,35 @@ def call_rows(trial: Trial, schedule: Schedule, rows: Tensor) -> replay.Outcome:
     if schedule.streams:
         candidate = _on_two_streams(candidate, part)
     outcome = replay.run(candidate, part, poison=schedule.poison)
-    logits, whole = outcome.outputs.get("logits"), trial.whole.outputs.get("logits")
-    if schedule.wide == "columns" and logits is not None and whole is not None:
-        cut = {**outcome.outputs, "logits": logits[..., : whole.shape[1]]}
-        return replay.Outcome(outputs=cut)
-    return outcome
+    outputs = given.declared(trial.case, outcome.outputs, rows)
+    for stage in ("logits", "scores") if schedule.wide == "columns" else ():
+        if stage in outputs and stage in trial.whole.outputs:
+            outputs[stage] = outputs[stage][..., : trial.whole.outputs[stage].shape[1]]
+    return replace(outcome, outputs=outputs)
 
 
 def _widened(candidate: Candidate, *, shapes: bool) -> Candidate:
     """The candidate, given scores and page tables that stand in buffers WIDER columns wider."""
 
     def wide(**call: object) -> object:
-        for name in ("scores", "page_table", "block_table"):
+        for name in TABLES:
             held = call.get(name)
             if isinstance(held, Tensor):
-                buffer = held.new_empty(len(held), held.shape[1] + WIDER)
-                most = torch.finfo(held.dtype).max if held.is_floating_point() else 0
-                buffer.fill_(most or replay.INDEX_POISONS[1])
-                buffer[:, : held.shape[1]] = held
-                call[name] = buffer if shapes else buffer[:, : held.shape[1]]
+                width = held.shape[-1]
+                buffer = held.new_empty(*held.shape[:-1], width + WIDER)
+                buffer.fill_(_beyond(held.dtype))
+                buffer[..., :width] = held
+                call[name] = buffer if shapes else buffer[..., :width]
         return candidate(**call)
 
     return wide
+
+
+def _beyond(dtype: torch.dtype) -> float:
+    """What stands past the columns of an input: it would be read as the best score, or admitted."""
+    if dtype.is_floating_point:
+        return torch.finfo(dtype).max
+    return _ADMITS.get(dtype, poisons.INDEX[1])
 
 
 def _on_two_streams(candidate: Candidate, part: Case) -> Candidate:
@@ -159,11 +185,21 @@ def _joined(halves: list[object]) -> object:
     """The results of calls, one under the other."""
     tensors = [half for half in halves if isinstance(half, Tensor)]
     if len(tensors) == len(halves):
-        return torch.cat(tensors)
+        return _under(tensors)
     maps = [half for half in halves if isinstance(half, Mapping)]
     if len(maps) < len(halves) or any(half.keys() != maps[0].keys() for half in maps):
         return halves[0]
-    return {name: torch.cat([half[name] for half in maps]) for name in maps[0]}
+    return {name: _under([half[name] for half in maps]) for name in maps[0]}
+
+
+def _under(halves: Sequence[Tensor]) -> Tensor:
+    """Rows of outputs one under the other, masks as wide as the widest."""
+    if any(half.dtype is not halves[0].dtype for half in halves):
+        return torch.cat(list(halves))
+    if all(half.dim() == 2 for half in halves):  # noqa: PLR2004 - rows and columns
+        width = max(half.shape[1] for half in halves)
+        halves = [given.wide(half, width) for half in halves]
+    return torch.cat([layout.as_bytes(half) for half in halves]).view(halves[0].dtype)
 
 
 def ranges(rows: Sequence[int]) -> str:
@@ -193,8 +229,12 @@ def windows_of(trial: Trial, rows: Tensor) -> Windows:
 
 def side_of(name: str, outputs: Mapping[str, Tensor], *, poison: int) -> Side:
     """Outputs whose buffers held this one of the two poisons before the launch."""
-    held = float(replay.INDEX_POISONS[poison])
-    known = {stage: held for stage in outputs if stage != "logits"}
+    held = {
+        stage: poisons.of(tensor.dtype, poison)
+        for stage, tensor in outputs.items()
+        if stage != "logits"
+    }
+    known = {stage: value for stage, value in held.items() if value is not None}
     return Side(name=name, outputs=outputs, poison=known)
 
 

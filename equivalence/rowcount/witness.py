@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equivalence import judge
-from equivalence.rowcount import shrink
+from equivalence.rowcount import given, shrink
 from equivalence.rowcount.bench import Bench, differing, outputs_at, rows_of_units, side_by_side
 from equivalence.rowcount.plays import Played
 from equivalence.rowcount.schedules import WIDER, Schedule
@@ -66,7 +66,7 @@ def suspect_of(trial: Trial, played: Played, stage: str) -> Suspect | None:
         whole=bool(whole[best]),
         both=bool(played.here[stage][row] & played.there[stage][row]),
         size=int(size[best]),
-        got=_kept(played, stage, row),
+        got=_kept(trial, played, stage, row),
     )
 
 
@@ -76,10 +76,11 @@ def plainness(suspect: Suspect) -> tuple[bool, bool, int, bool, int]:
     return suspect.both, not moves, suspect.size, not suspect.whole, suspect.row
 
 
-def _kept(played: Played, stage: str, row: int) -> Tensor | None:
+def _kept(trial: Trial, played: Played, stage: str, row: int) -> Tensor | None:
     """The row as the schedule gave it."""
     if stage != "logits":
-        return played.picks[stage][row]
+        rows = torch.tensor([row], device=played.call_of.device)
+        return given.taken(trial.case, stage, played.picks[stage], rows)[0]
     kept = played.logits
     return kept[1] if kept is not None and kept[0] == row else None
 
@@ -95,7 +96,10 @@ def explain(trial: Trial, suspect: Suspect, *, others: int) -> Finding:
     next_n, row = trial.next_n, suspect.row
     unit = rows_of_units([row // next_n], next_n).to(trial.windows.start.device)
     place = suspect.here.tolist().index(int(unit[0]))
-    whole = {stage: tensor[unit] for stage, tensor in trial.whole.outputs.items()}
+    whole = {
+        stage: given.every(trial.case, stage, given.taken(trial.case, stage, tensor, unit), unit)
+        for stage, tensor in trial.whole.outputs.items()
+    }
     here = outputs_at(trial, suspect.schedule, suspect.here, place, next_n)
     judged = trial.judges
     right = here if suspect.whole and here is not None else whole
@@ -162,7 +166,8 @@ def _of_logits(
         .stages.get("logits")
     )
     if stage is not None and row not in stage.failing:
-        return True, suspect, whole
+        # Within a bound both may be right, and a row still may not vary.
+        return trial.contract.scores == "bits", suspect, whole
     if here is None:
         return stage is not None, suspect, whole
     if stage is None:

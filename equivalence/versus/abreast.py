@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equivalence import judge, ops, sample, schema
+from equivalence import arms, judge, ops, sample, schema, stages
 from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.sides import Side
@@ -77,7 +77,7 @@ def abreast(
         name=case.name,
         op=case.op,
         rows=sizes["rows"],
-        columns=ops.columns_of(case),
+        columns=stages.columns_of(case),
         place=place,
     )
     for name in (ORIGINAL, CANDIDATE):
@@ -96,7 +96,9 @@ def abreast(
             pair = sides[ORIGINAL], sides[name]
             minded |= between.minded(case, windows, pair, found, contract=rules.contract)
     apart = minded.nonzero()[:, 0]
-    drawn = sample.rows_of(case, windows, count=rules.count, seed=rules.seed, first=apart)
+    # Where only some rows are published, few of all would have a mask to judge.
+    told = torch.cat([apart, arms.published(case, windows)]) if "rows" in case.inputs else apart
+    drawn = sample.rows_of(case, windows, count=rules.count, seed=rules.seed, first=told)
     drawn = _whole(case, drawn)
     plan = _Plan(
         sampled=drawn,
@@ -111,6 +113,7 @@ def abreast(
     record = replace(
         record,
         new={name: each.counts for name, each in new.items()},
+        masks=tuple(n for n in stages.MASKS if n in new) if stages.publishes(case) else (),
         control=None if control is None else {n: each.counts for n, each in control.items()},
         arms={name: _arm(name, sides[name], verdicts) for name in ARMS if name in sides},
         sampled=len(plan.sampled),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equivalence import arms, ops
+from equivalence import arms, ops, stages
 from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.selection import reads_scores
@@ -21,17 +21,16 @@ _SLOT_BYTES = 64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """One output of two arms: rows that differ by slots, and by sets, bool [T] each."""
+    """One output of two arms: rows that differ by slots, and by sets, bool [T] each, of `rows`."""
 
     slots: Tensor
     sets: Tensor
+    rows: int
 
     @property
     def counts(self) -> Difference:
         """How many."""
-        return Difference(
-            rows=len(self.slots), slots=int(self.slots.sum()), sets=int(self.sets.sum())
-        )
+        return Difference(rows=self.rows, slots=int(self.slots.sum()), sets=int(self.sets.sum()))
 
 
 def differences(case: Case, windows: Windows, one: Side, two: Side) -> dict[str, Rows]:
@@ -42,15 +41,24 @@ def differences(case: Case, windows: Windows, one: Side, two: Side) -> dict[str,
     differ.
     """
     found = arms.apart(case, windows, one.outputs, two.outputs)
-    rows = {s: Rows(slots=found.changed[s], sets=found.other_set[s]) for s in found.changed}
+    rows = {s: (found.changed[s], found.other_set[s]) for s in found.changed}
     odd = {each.stage for side in (one, two) for each in side.findings}
     every = torch.ones_like(windows.start, dtype=torch.bool)
+    published = torch.zeros_like(every).index_fill(0, arms.published(case, windows), value=True)
+    masks = stages.MASKS if stages.publishes(case) else ()
     for stage in ops.find(case.op).spec.outputs:
         lacks = stage in found.missing or (stage in odd and stage not in rows)
         if lacks and (stage != "logits" or stage in odd):
-            rows[stage] = Rows(slots=every, sets=every)
+            rows[stage] = (published, published) if stage in masks else (every, every)
     kept = live(case, windows)
-    return {s: Rows(slots=each.slots & kept, sets=each.sets & kept) for s, each in rows.items()}
+    return {
+        stage: Rows(
+            slots=slots & kept,
+            sets=sets & kept,
+            rows=int(published.sum()) if stage in masks else len(every),
+        )
+        for stage, (slots, sets) in rows.items()
+    }
 
 
 def minded(
@@ -90,7 +98,7 @@ def _dead(
     case: Case, windows: Windows, one: Mapping[str, Tensor], two: Mapping[str, Tensor]
 ) -> Tensor:
     """Rows whose logits differ anywhere, outside the windows too, bool [T]."""
-    every = torch.full_like(windows.visible, ops.width_of(case, "logits"))
+    every = torch.full_like(windows.visible, stages.width_of(case, "logits"))
     whole = replace(windows, column=torch.zeros_like(windows.column), visible=every)
     given = ({n: t for n, t in outputs.items() if n == "logits"} for outputs in (one, two))
     changed = arms.apart(case, whole, *given).changed
@@ -114,22 +122,23 @@ def _misplaced(
     Returns:
         int64 [m], of the int64 [n] rows.
     """
+    masked = stages.publishes(case)
     names = [name for name in ops.find(case.op).spec.outputs if name in one and name in two]
-    names = [name for name in names if name != "logits"]
+    names = [n for n in names if n != "logits" and not (n in stages.MASKS and masked)]
     if "raw_indices" in case.inputs or not names:
         return rows
     width = max(one[name].shape[1] for name in names)
     found = []
     for some in torch.split(rows, max(1, _PIECE_BYTES // (_SLOT_BYTES * max(1, width)))):
         visible = windows.visible[some]
-        bad = ~reads_scores(visible, k=ops.k_of(case), contract=contract)
+        bad = ~reads_scores(visible, k=stages.k_of(case), contract=contract)
         first = {name: _wide(case, name, one[name][some], width) for name in names}
         second = {name: _wide(case, name, two[name][some], width) for name in names}
         slot = torch.arange(width, device=some.device)
-        owed = visible.clamp(1, max(1, ops.k_of(case)))[:, None]
+        owed = visible.clamp(1, max(1, stages.k_of(case)))[:, None]
         fixed = (slot >= owed) | (contract.holes == "reject")
         for name in names:
-            pad = ops.pad_of(case, name)
+            pad = stages.pad_of(case, name)
             bad |= (((first[name] == pad) != (second[name] == pad)) & fixed).any(1)
             if name != names[0]:
                 bad |= (_paired(first, names[0], name) != _paired(second, names[0], name)).any(1)
@@ -139,7 +148,8 @@ def _misplaced(
 
 def _wide(case: Case, name: str, values: Tensor, width: int) -> Tensor:
     """Slots with the pads that a wider output beside them has."""
-    return functional.pad(values.long(), (0, width - values.shape[1]), value=ops.pad_of(case, name))
+    pad = stages.pad_of(case, name)
+    return functional.pad(values.long(), (0, width - values.shape[1]), value=pad)
 
 
 def _paired(outputs: Mapping[str, Tensor], one: str, two: str) -> Tensor:

@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor
 
-from equivalence import ops, schema
+from equivalence import eligible, ops, schema, stages
 from equivalence.case import Case, take_rows
 from equivalence.contract import Contract
 from equivalence.versus.forwards import Census
 from equivalence.versus.spread import spread
 from equivalence.windows import Windows
-from refimpl import bits, fast
-from refimpl.topk import eligible
+from refimpl import bits, fast, topk
 
 _BLOCK_BYTES = 48 << 20
 _CELL_BYTES = 48
@@ -39,43 +38,60 @@ def look(
         logits: [T, W] of the original, where it gave any.
         contract: what counts as a tie.
     """
-    k, total = ops.k_of(case), len(windows.start)
+    k, total = stages.k_of(case), len(windows.start)
     if not k:
-        return Census(rows=total)
+        return Census()
     selecting = int((windows.visible > k).sum())
     rows = rows[windows.visible[rows] > k]
-    if logits is None:
-        logits = case.inputs.get("scores")
-        source = "input" if logits is not None else "reference"
-    else:
-        source = "original"
-    if logits is None and (case.arithmetic is None or ops.find(case.op).score is None):
+    source = "original" if logits is not None else "reference"
+    if logits is None and "scores" in case.inputs:
+        source = "input"
+    scoreless = case.arithmetic is None or ops.find(case.op).score is None
+    if source == "reference" and scoreless:
         return Census(rows=total, selecting=selecting)
-    if logits is None:
+    if source == "reference":
         rows = rows[:: max(1, -(-len(rows) // _SCORED))]
-    step = max(1, _BLOCK_BYTES // (_CELL_BYTES * max(1, ops.columns_of(case))))
+    step = max(1, _BLOCK_BYTES // (_CELL_BYTES * max(1, stages.columns_of(case))))
     looked = Census(rows=total, selecting=selecting, scores=source)
     for some in torch.split(rows, step) if len(rows) else ():
-        scores, column, visible = _scores(case, windows, some, logits)
-        looked = added(looked, of(scores, column=column, visible=visible, k=k, contract=contract))
+        looked = added(looked, _of_rows(case, windows, some, logits, contract))
     return looked
 
 
-def _scores(
-    case: Case, windows: Windows, rows: Tensor, logits: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores of some rows, where their windows begin in them, and how long they are."""
+def _of_rows(
+    case: Case, windows: Windows, rows: Tensor, logits: Tensor | None, contract: Contract
+) -> Census:
+    """The census of some rows by their scores, as a mask leaves them."""
     if logits is not None:
-        return logits[rows], windows.column[rows], windows.visible[rows]
-    sizes = ops.validate(case)
-    part = take_rows(case, schema.whole_requests(rows, next_n=sizes.get("n", 1)))
-    score, spans = ops.find(case.op).score, ops.find(case.op).windows(part)
-    assert score is not None  # noqa: S101 - the caller has asked
-    return score(part, fast.accumulate), spans.column, spans.visible
+        scores = logits[rows]
+    elif "picks" in case.inputs:
+        scores, _ = eligible.of_ranks(case, windows, rows)
+    elif "scores" in case.inputs:
+        scores = case.inputs["scores"][rows]
+    else:
+        score, sizes = ops.find(case.op).score, ops.validate(case)
+        assert score is not None  # noqa: S101 - the caller has asked
+        rows = schema.whole_requests(rows, next_n=sizes.get("n", 1))
+        scores = score(take_rows(case, rows), fast.accumulate)
+    scores, admitted = eligible.ranked(case, windows, rows, scores)
+    return of(
+        scores,
+        column=windows.column[rows],
+        visible=windows.visible[rows],
+        k=stages.k_of(case),
+        contract=contract,
+        admitted=admitted,
+    )
 
 
 def of(
-    scores: Tensor, *, column: Tensor, visible: Tensor, k: int, contract: Contract | None = None
+    scores: Tensor,
+    *,
+    column: Tensor,
+    visible: Tensor,
+    k: int,
+    contract: Contract | None = None,
+    admitted: Tensor | None = None,
 ) -> Census:
     """The census of rows by their scores.
 
@@ -88,13 +104,16 @@ def of(
         visible: [n], how many columns it has.
         k: picks a row.
         contract: how zeros, NaN and -inf rank.
+        admitted: bool [n, W], cells that may be picked; None where the window says all.
     """
     free = contract or Contract()
     at = torch.arange(scores.shape[1], device=scores.device)
     inside = (at >= column[:, None]) & (at < (column + visible)[:, None])
     looked = (visible > k) & ~(scores.isnan() & inside).any(1)
     keys = bits.order_key(scores, zero_sign=free.zero_sign)
-    inside &= eligible(keys, minus_inf=free.minus_inf, dtype=scores.dtype)
+    inside &= topk.eligible(keys, minus_inf=free.minus_inf, dtype=scores.dtype)
+    if admitted is not None:
+        inside &= admitted & topk.eligible(keys, minus_inf="pad", dtype=scores.dtype)
     looked &= inside.sum(1) >= k
     keys = torch.where(inside, keys.long(), _NEVER)[looked]
     if not len(keys):

@@ -1,7 +1,7 @@
 """What an A/B comparison knows: one record a layer-forward, groups, and the whole. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn, TypeAlias
 
 from equivalence.receipt import Receipt
@@ -22,9 +22,9 @@ class Difference:
     """One output of an arm beside the original's.
 
     Attributes:
-        rows: rows compared.
-        slots: rows that differ in any bit; of logits inside the windows.
-        sets: rows that hold another set; of logits the same rows.
+        rows: rows compared; of a mask those that are published.
+        slots: rows that differ in any bit; of logits and masks inside the windows.
+        sets: rows that hold another set; of logits and masks the same rows.
     """
 
     rows: int
@@ -96,6 +96,7 @@ class Forward:
         unclassified: rows where arms differ and that nothing could judge.
         census: of the scores at the cutoff.
         note: why nothing may be concluded.
+        masks: the outputs compared that are published masks.
         verdicts: of the sample and of the further rows, where something is not equal.
     """
 
@@ -112,7 +113,17 @@ class Forward:
     unclassified: tuple[int, ...] = ()
     census: Census = field(default_factory=Census)
     note: str = ""
+    masks: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def masks_alone(self) -> "Forward":
+        """The record with no other outputs than the masks that were published."""
+        new = {name: self.new[name] for name in self.masks}
+        if self.control is None:
+            return replace(self, new=new)
+        control = {name: self.control[name] for name in self.masks if name in self.control}
+        return replace(self, new=new, control=control)
 
     @property
     def status(self) -> Status:
@@ -170,6 +181,7 @@ class Group:
         undecided: of which nothing may be concluded.
         different: in which an arm is wrong.
         agreement: by view, then by output; "all" is all outputs together.
+        masks: layer-forwards that publish, by output; "all" is every form together.
         census: over all of them.
         memory: the most each arm held.
         sampled, further, unclassified: rows, as in `Forward`.
@@ -182,6 +194,7 @@ class Group:
     undecided: int = 0
     different: int = 0
     agreement: Mapping[str, Mapping[str, Agreement]] = field(default_factory=dict)
+    masks: Mapping[str, Agreement] = field(default_factory=dict)
     census: Census = field(default_factory=Census)
     memory: Mapping[str, Memory] = field(default_factory=dict)
     sampled: int = 0

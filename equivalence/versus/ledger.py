@@ -214,6 +214,7 @@ def _plus(group: Group, one: Forward) -> Group:
         undecided=group.undecided + (one.status is Status.UNDECIDED),
         different=group.different + (one.status is Status.DIFFERENT),
         agreement={view: _agreed(group.agreement.get(view, {}), one, view) for view in VIEWS},
+        masks=_agreed(group.masks, one.masks_alone, VIEWS[0]),
         census=added(group.census, one.census),
         memory=_most(group.memory, {n: arm.memory for n, arm in one.arms.items() if arm.memory}),
         sampled=group.sampled + one.sampled,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivalence import memory, ops, receipt, replay, sides
+from equivalence import layout, memory, poisons, receipt, replay, sides, stages
 from equivalence.candidate import Candidate
 from equivalence.case import Case
 from equivalence.contract import Contract
@@ -105,7 +105,7 @@ def turn(
     held = memory.bytes_of(gave, given=tensors((args, kwargs)))
     taken = meter.of(held, meter.fresh(gave))
     found = demanded(demands, name, memory=taken, paths=left)
-    outputs = {stage: tensor.clone() for stage, tensor in side.outputs.items()}
+    outputs = {stage: layout.copied(tensor) for stage, tensor in side.outputs.items()}
     return replace(
         side,
         outputs=outputs,
@@ -127,13 +127,15 @@ def _forget(seat: Seat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     known = {each.untyped_storage().data_ptr() for each in inputs.values()}
     for stage, name in reading.inplace.items():
         held = arguments.get(name)
-        if not isinstance(held, Tensor) or held.dtype != ops.dtype_of(stage):
+        if not isinstance(held, Tensor) or held.dtype not in stages.dtypes_of(seat.case, stage):
             continue
         if held.layout is not torch.strided or held.untyped_storage().data_ptr() in known:
             continue
-        filled = held == (0 if held.is_floating_point() else ops.pad_of(seat.case, stage))
-        poisons = replay.SCORE_POISONS if held.is_floating_point() else replay.INDEX_POISONS
-        held.masked_fill_(~(filled | held.isinf()), poisons[0])
+        if held.element_size() == 1:
+            continue  # every byte of a mask, or of e4m3, is a value
+        filled = held == (0 if held.is_floating_point() else stages.pad_of(seat.case, stage))
+        kind = poisons.SCORE if held.is_floating_point() else poisons.INDEX
+        held.masked_fill_(~(filled | held.isinf()), kind[0])
 
 
 def side_of(
@@ -172,12 +174,12 @@ def spoil(gave: Iterable[object]) -> None:
         with suppress(Exception):
             for tensor in tensors(each):
                 with suppress(Exception):
-                    replay.fill_poison(tensor, 0)
+                    poisons.fill(tensor, 0)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same bits."""
-    pairs = zip(replay.pieces(a), replay.pieces(b), strict=True)
+    pairs = zip(layout.pieces(a), layout.pieces(b), strict=True)
     return replay.alike(a, b) and all(torch.equal(x, y) for x, y in pairs)
 
 

@@ -142,6 +142,29 @@ def test_windows_that_fit_into_k_have_no_power() -> None:
     assert got.why == ("no row selects: every window fits into k",)
 
 
+def test_masks_of_chunks_are_those_of_one_call() -> None:
+    """Sources publish bit for bit what one call publishes, and their consumers pick inside it."""
+    two = scenarios.SCENARIOS["two-level"]
+    made = scenarios.forwards(
+        replace(two, steps=two.steps[1:]),
+        seed=1,
+        scale=128,
+        layers=2,
+        ratios=(1, 2),
+        heads=16,
+        head_dim=32,
+    )
+    got = ab.compare(original, partial(chunked, budget_bytes=1 << 13), made, sample=8)
+    assert (got.status, got.why) == (Status.EQUAL, ())
+    published = Agreement(
+        forwards=2, new_equal=2, controls=2, control_equal=2, pairs=2, rows=2 * 24
+    )
+    assert got.total.masks == {ALL: published, "mask": published}
+    assert [one.masks for one in got.forwards] == 2 * [("mask",)] + 2 * [()]
+    assert sets(got).new_equal == sets(got).forwards == 4
+    assert got.paths[CANDIDATE][0].calls > got.paths[ORIGINAL][0].calls
+
+
 @pytest.mark.parametrize("name", ["batch-4x7k", "prefix-hit"])
 def test_chunks_give_what_one_call_gives(name: str) -> None:
     """Every table of a scaled scenario is full: logits, picks and pages, in order and as sets."""
@@ -888,7 +911,7 @@ def test_the_ledger_is_bounded() -> None:
         ({"max_seconds": -1}, "max_seconds is -1; it is 0 or more"),
         ({"sample": 0}, "sample is 0; it is a number of rows, 1 or more"),
         ({"contract": "ties=some"}, "ties cannot be 'some'"),
-        ({"contract": "scores=bound"}, "scores=bound is not judged by this version"),
+        ({"contract": "ranks=sets"}, "ranks=sets is not judged by this version"),
         ({"baseline": tied.fixed}, "a baseline gives the scores that judge"),
         ({"candidate": 3}, "the candidate is int, not a callable"),
         ({"names": {"x": "y"}}, "names has 'x'"),

@@ -6,10 +6,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import published
 import pytest
 import tied
 from torch import Tensor
 
+from benchmarks import page
 from equivalence import ab, memory
 from equivalence.report import ab_json, as_table
 from equivalence.verdict import Memory, Status
@@ -56,6 +58,91 @@ def test_the_text_is_the_stored_one(comparison: Comparison) -> None:
 def test_the_markdown_is_the_stored_one(comparison: Comparison) -> None:
     """The same tables for a page."""
     assert as_table.markdown(comparison, again=AGAIN) + "\n" == golden("ab.md")
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """Four layer-forwards that publish, of whose masks one has a bit that the reference has not."""
+    held = Memory(transient=12_000, retained=0, outputs=1_152, reserved=None, how="tracked tensors")
+    monkeypatch.setattr(memory.Meter, "of", lambda *_: held)
+    wrong = published.spoils(published.flip(4, 0), at=2)
+    got = ab.compare(published.fixed(), wrong, published.forwards(4))
+    return replace(got, original="published:fixed", candidate="published:spoils")
+
+
+def test_masks_have_a_text_of_their_own(masks: Comparison) -> None:
+    """The last column counts masks, the row that differs is named, and its block."""
+    assert as_table.text(masks) + "\n" == golden("ab_masks.txt")
+    lines = [line for line in as_table.markdown(masks).splitlines() if line.startswith("|")]
+    assert [line.rpartition(" | ")[2] for line in lines] == 2 * [
+        "masks equal |",
+        "|---|---:|---:|---:|---:|",
+        "1 of 2 |",
+        "2 of 2 |",
+        "3 of 4 |",
+    ]
+
+
+def test_masks_are_counted_in_the_json(masks: Comparison, comparison: Comparison) -> None:
+    """By output, forms together; null where nothing is published."""
+    data = ab_json.as_data(masks)
+    counts = {
+        "forwards": 4,
+        "new_equal": 3,
+        "controls": 4,
+        "control_equal": 4,
+        "pairs": 4,
+        "only_new": 1,
+        "only_control": 0,
+        "rows": 36,
+        "new_rows": 1,
+        "control_rows": 0,
+    }
+    assert data["total"]["masks"] == {"all": counts, "mask": counts}
+    assert [one["masks"] for one in data["forwards"]] == [["mask"]] * 4
+    plain = ab_json.as_data(comparison)
+    assert {str(group["masks"]) for group in (plain["total"], *plain["groups"])} == {"None"}
+
+
+def test_masks_beside_other_outputs_are_counted_once(masks: Comparison) -> None:
+    """Lines of outputs that are no masks have no count, and both forms of one are one."""
+    total, each = masks.total, masks.total.masks["mask"]
+    views = {
+        view: {**stages, "logits": stages["all"], "block_ids": each}
+        for view, stages in total.agreement.items()
+    }
+    both = {**total.masks, "block_ids": each}
+    odd = replace(masks, total=replace(total, agreement=views, masks=both), groups=(), failing=())
+    rows = [line.split() for line in as_table.text(odd).splitlines()]
+    ends = {row[0]: " ".join(row[4:]) for row in rows if row and row[1:2] == ["4"]}
+    assert ends == {"all": "3 of 4", "mask": "3 of 4", "logits": "n/a", "block_ids": "3 of 4"}
+    assert "block_ids: 1 of 36 rows hold another mask" in as_table.text(odd)
+    assert "logits: 1 of 36 rows hold other bits" in as_table.text(odd)
+
+
+def section(compared: Comparison) -> str:
+    """The section of the page of results that a run of one scenario makes."""
+    total = compared.total
+    views = {
+        view: {**stages, "logits": stages["all"], "raw_indices": stages["all"]}
+        for view, stages in total.agreement.items()
+    }
+    data = ab_json.as_data(replace(compared, total=replace(total, agreement=views)))
+    setup = {"budget": 1 << 31, "layers": 1, "ratios": [1], "sample": 8}
+    rows = [{"scenario": "one", "comparison": data}] * 2
+    return page.SECTIONS["table"]({"setup": setup, "rows": rows})
+
+
+def test_the_page_of_results_says_how_many_masks_are_equal(
+    masks: Comparison, comparison: Comparison
+) -> None:
+    """Of each scenario and of all; runs that publish none say so."""
+    text = section(masks)
+    assert (text.count("| 3 of 4 |\n"), text.count("| 6 of 8 |\n")) == (6, 3)
+    assert "The last column counts the layer-forwards that publish a mask.\n" in text
+    text = section(comparison)
+    assert text.count("| n/a |\n") == 9
+    assert "No layer of these runs published a mask, so that column is empty.\n" in text
 
 
 def test_the_json_is_the_stored_one(comparison: Comparison) -> None:

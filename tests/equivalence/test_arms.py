@@ -73,3 +73,41 @@ def test_an_output_that_only_one_has_is_missing() -> None:
     one, two = {"raw_indices": picks, "page_indices": picks}, {"raw_indices": picks}
     apart = arms.apart(case, windows, one, two)
     assert (apart.missing, apart.any_changed) == (("page_indices",), True)
+
+
+def test_values_that_are_no_columns_have_no_order() -> None:
+    """Scales of a row in another order are another row; -0 for +0 is too."""
+    case = generate.quantize_q(0)
+    windows = ops.find(case.op).windows(case)
+    one = {"scale": torch.arange(4 * len(windows.start)).float().view(-1, 4)}
+    two = {"scale": one["scale"].clone()}
+    two["scale"][1] = two["scale"][1].flip(0)
+    two["scale"][0, 0] = -0.0
+    assert told(arms.apart(case, windows, one, two), "scale") == ([0, 1], [0, 1])
+
+
+def test_masks_are_compared_in_the_rows_that_are_published() -> None:
+    """Whether a mask holds all rows or those alone; columns that nobody sees may differ."""
+    case = generate.publish_mask(0, tail=1)
+    windows, rows = ops.find(case.op).windows(case), case.inputs["rows"].long()
+    assert torch.equal(arms.published(case, windows), rows)
+    every = torch.zeros(9, 400, dtype=torch.bool)
+    some = every[rows].clone()
+    some[:, 390:] = True
+    assert told(arms.apart(case, windows, {"mask": every}, {"mask": some}), "mask") == ([], [])
+    some[0, 0] = True
+    last = [int(rows[0])]
+    assert told(arms.apart(case, windows, {"mask": every}, {"mask": some}), "mask") == (last, last)
+    packed = {"mask": torch.zeros(9, 50, dtype=torch.uint8)}
+    both = rows.tolist()
+    assert told(arms.apart(case, windows, {"mask": every}, packed), "mask") == (both, both)
+
+
+def test_an_output_of_one_value_a_row_is_compared() -> None:
+    """As a scale of a token is."""
+    case = generate.quantize_k(0)
+    windows = ops.find(case.op).windows(case)
+    one = torch.ones(len(windows.start))
+    two = one.clone()
+    two[1] = 2
+    assert told(arms.apart(case, windows, {"scale": one}, {"scale": two}), "scale") == ([1], [1])

@@ -75,9 +75,10 @@ def test_every_scenario_is_that_of_one_call(way: str) -> None:
     assert [forward.name for forward in got.forwards] == [each.case.name for each in forwards]
     assert got.total.census.selecting > 100
     for stages in got.total.agreement.values():
-        assert stages.keys() == {"all", "logits", "raw_indices", "page_indices"}
-        for each in stages.values():
-            assert each.new_equal == each.control_equal == each.forwards == len(SCENARIOS)
+        assert stages.keys() == {"all", "logits", "raw_indices", "page_indices", "mask"}
+        for stage, each in stages.items():
+            publish = 1 if stage == "mask" else len(SCENARIOS)
+            assert each.new_equal == each.control_equal == each.forwards == publish
             assert (each.new_rows, each.control_rows) == (0, 0)
     # The original makes one call a layer-forward; what is bounded really was cut.
     calls = {arm: max(one.calls for one in got.paths[arm]) for arm in (ORIGINAL, CANDIDATE)}

@@ -44,7 +44,7 @@ USAGE = {
     "replay CASES --candidate raises_at_import:f": "candidate 'raises_at_import:f': importing it"
     " raised ValueError: odd\\n\\x1b[2J",
     "replay CASES --candidate bad_candidates:right --contract ties=some": "ties cannot be 'some';"
-    " it is lowest, highest or any",
+    " it is lowest, highest, any or all",
     "replay CASES --contract fast": "no documented contract is named 'fast'",
     "replay CASES --repeats 0": "Invalid value for '--repeats': 0 is not in the range x>=1.",
     "replay CASES --repeats 2": "--repeats calls a candidate again: name one with --candidate",

@@ -115,7 +115,7 @@ def test_a_documented_name_stands_first_and_is_overridden() -> None:
         ),
         (
             "ties=lowset",
-            "ties cannot be 'lowset'; it is lowest, highest or any; did you mean 'lowest'?",
+            "ties cannot be 'lowset'; it is lowest, highest, any or all; did you mean 'lowest'?",
         ),
         ("scores=1", "scores cannot be '1'; it is bits or bound"),
         (

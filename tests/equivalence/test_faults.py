@@ -12,7 +12,7 @@ import by_twin
 import pytest
 import torch
 
-from equivalence import generate
+from equivalence import generate, poisons
 from equivalence.case import Space
 from equivalence.contract import Contract
 from equivalence.faults import FAULTS, VARIANTS, Fault, Variant
@@ -21,7 +21,6 @@ from equivalence.judge import check
 from equivalence.planted import edits
 from equivalence.planted.plants import Planted, changed, judged_as, picks
 from equivalence.planted.reference import right_outputs
-from equivalence.replay import INDEX_POISONS, SCORE_POISONS
 from equivalence.verdict import RULES, Status
 
 if TYPE_CHECKING:
@@ -286,7 +285,7 @@ def test_a_value_like_the_poison_is_not_called_unwritten(which: int) -> None:
 
     def writes(**_: object) -> Tensor:
         out = right["raw_indices"].clone()
-        out[1, 4] = INDEX_POISONS[which]
+        out[1, 4] = poisons.INDEX[which]
         return out
 
     assert_caught(check(case, writes), stage="raw_indices", rule="out-of-window", rows=(1,))
@@ -294,7 +293,7 @@ def test_a_value_like_the_poison_is_not_called_unwritten(which: int) -> None:
 
     def scores(**_: object) -> Tensor:
         out = right["logits"].clone()
-        out[1, 40] = SCORE_POISONS[which]
+        out[1, 40] = poisons.SCORE[which]
         return out
 
     assert_caught(check(case, scores), stage="logits", rule="bits", rows=(1,))

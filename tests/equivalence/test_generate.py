@@ -14,7 +14,7 @@ import twin
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivalence import generate, ops, strategies
+from equivalence import generate, ops, stages, strategies
 from equivalence.contract import FREEDOMS, Contract
 from equivalence.errors import UsageError
 from equivalence.generate import Scores
@@ -62,7 +62,7 @@ def test_the_reference_of_a_generated_case_is_equal(name: str) -> None:
     case = MAKERS[name](5)
     verdict = check(replace(case, recorded=(right_outputs(case),)))
     assert (verdict.status, verdict.findings) == (Status.EQUAL, ())
-    if ops.k_of(case):
+    if stages.k_of(case):
         assert verdict.selecting
 
 
@@ -81,7 +81,7 @@ def test_windows_cover_the_kinds_of_rows() -> None:
 def cuts(case: Case) -> dict[int, tuple[int, int, int]]:
     """Of each selecting row: winners, columns at the cutoff, free places."""
     found = {}
-    k = ops.k_of(case)
+    k = stages.k_of(case)
     for row in range(len(case.inputs["scores"])):
         start, visible = by_twin.window(case, row)
         if visible > k:

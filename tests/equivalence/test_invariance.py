@@ -446,8 +446,8 @@ def test_streams_join_their_halves(monkeypatch: pytest.MonkeyPatch) -> None:
         "a baseline gives the scores that judge; ragged_topk has its own among the inputs": {
             "baseline": right
         },
-        "ties cannot be 'some'; it is lowest, highest or any": {"contract": "ties=some"},
-        "scores=bound is not judged by this version": {"contract": "scores=bound"},
+        "ties cannot be 'some'; it is lowest, highest, any or all": {"contract": "ties=some"},
+        "nan=drop speaks of masks: this ragged_topk publishes none": {"contract": "nan=drop"},
     }.items(),
 )
 def test_wrong_use_is_a_sentence(sentence: str, wrong: dict[str, Any]) -> None:

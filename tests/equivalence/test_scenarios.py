@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from equivalence import generate, ops, texts
+from equivalence import generate, ops, scenarios, texts
 from equivalence.errors import UsageError
 from equivalence.judge import check
 from equivalence.scenarios import SCENARIOS, Forward, Request, Scenario, count
@@ -46,6 +46,7 @@ SIZES = {
     "repeated-text": [(32, 32), (32, 64)],
     "tool-calls": [(16, 16), (4, 20), (4, 24), (4, 28), (4, 32), (4, 36), (4, 40)],
     "mixed-decode": [(8 + 8, 24 + 9 + 17 + 25 + 33 + 41 + 49 + 57 + 65)],
+    "two-level": [*((32, 32 * chunk) for chunk in range(1, 5)), (4 + 2, 132 + 98)],
 }
 ROWS = ("q", "weights", "row_start", "row_end")
 DRAWN = ("q", "k", "k_scale", "weights", "k_slots")
@@ -260,6 +261,63 @@ def test_repeated_keys_are_few_and_some_score_zero() -> None:
     assert int(disliked.sum()) == 8
 
 
+def two_level(**given: Any) -> list[Forward]:  # noqa: ANN401 - passed on
+    """Both steps of two-level, scaled down."""
+    return list(small("two-level", **{"scale": 256, "ratios": (1, 2), "layers": 2, **given}))
+
+
+def published(case: Case) -> Tensor:
+    """What the reference publishes of a source layer."""
+    called: dict[str, Any] = {**case.inputs, **case.params}
+    return layer.prefill_indexer(**called)["mask"]
+
+
+def test_consumers_pick_inside_the_mask_of_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer of a ratio publishes; the others hold its mask of the same forward."""
+    monkeypatch.setattr(scenarios, "_CELLS", 5 * 256)
+    given = two_level(layers=3)
+    assert [f.role for f in given[:6]] == 2 * ["source"] + 4 * ["consumer"]
+    assert given[0].case.params == {"topk": 8, "topk_blocks": 8}
+    assert given[2].case.params == {"topk": 8}
+    names = [given[0].case.name, given[4].case.name]
+    assert names == [
+        "two-level chunk 0 layer 0 ratio 1 source",
+        "two-level chunk 0 layer 4 ratio 1 consumer",
+    ]
+    some = [f for f in given if f.chunk in {2, 4}]
+    sources = {(f.chunk, f.ratio): published(f.case) for f in some if f.role == "source"}
+    for forward in some:
+        if forward.role == "consumer":
+            mask = forward.case.inputs["mask"]
+            assert torch.equal(mask, sources[forward.chunk, forward.ratio])
+    assert not any("mask" in f.case.inputs for f in small("repeated-text", scale=512, layers=2))
+
+
+def test_sources_leave_blocks_out_at_ties() -> None:
+    """On both ratios rows have more blocks than they publish, and blocks tie at the cutoff."""
+    for source in (f for f in two_level(layers=1) if f.chunk == 4):
+        case, mask = source.case, published(source.case)
+        visible = case.inputs["row_end"] - case.inputs["row_start"]
+        assert bool((mask.sum(1) < visible).all())
+        called: dict[str, Any] = {**case.inputs, **case.params}
+        assert not torch.equal(mask, layer.prefill_indexer(**called, ties="highest")["mask"])
+
+
+def test_both_roles_are_judged() -> None:
+    """The reference is EQUAL as either; a consumer that forgets its mask picks outside it."""
+    last = two_level()[-4:]
+    for forward in last:
+        verdict = check(forward.case, layer.prefill_indexer)
+        assert (verdict.status, verdict.findings) == (Status.EQUAL, ())
+
+    def forgets(mask: Tensor, **called: Any) -> Any:  # noqa: ANN401 - a candidate
+        return layer.prefill_indexer(**called, mask=torch.ones_like(mask))
+
+    for consumer in last[2:]:
+        found = check(consumer.case, forgets).findings
+        assert {each.rule for each in found if each.stage == "raw_indices"} == {"mask-extra"}
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "name": (
         lambda: small("cold"),
@@ -282,6 +340,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "head_dim": (
         lambda: small("cold-8k", head_dim=48),
         "heads is 16 and head_dim 48; multiples of 8, from 16 on, and of 32",
+    ),
+    "blocks": (
+        lambda: replace(SMALL, topk_blocks=-1),
+        "topk_blocks is -1: it is 0 or more",
     ),
     "text": (
         lambda: Request(prompt=1, text="warm"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny import ints
 from torch import Tensor
 
-from equivalence import judge, ops, schema
+from equivalence import judge, ops, schema, specs
 from equivalence.case import Case, Space
 from equivalence.errors import InvalidCase
 from equivalence.schema import TensorSpec
@@ -95,13 +95,15 @@ def test_whole_requests_keep_all_their_rows() -> None:
     assert schema.whole_requests(rows, next_n=2).tolist() == [0, 1, 4, 5]
 
 
-@pytest.mark.parametrize("name", sorted(schema.OPS))
+@pytest.mark.parametrize("name", sorted(specs.OPS))
 def test_every_op_has_its_row_dimension_among_its_inputs(name: str) -> None:
-    """Rows are counted by a dimension that inputs bind."""
-    spec = schema.OPS[name]
+    """Rows are counted by a dimension that inputs bind, or by a parameter of that name."""
+    spec = specs.OPS[name]
     dims = {dim for tensor in spec.inputs.values() for dim in tensor.dims}
-    assert spec.rows in dims
-    assert all(output.dims[0] == spec.rows for output in spec.outputs.values())
+    assert spec.rows in dims | set(spec.params)
+    published = {name for name, output in spec.outputs.items() if output.dims[0] == "P"}
+    assert published <= {"mask", "block_ids"}
+    assert all(spec.outputs[n].dims[0] == spec.rows for n in spec.outputs.keys() - published)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +176,8 @@ def drawn(spec: TensorSpec, sizes: dict[str, int], data: st.DataObject) -> Tenso
 @given(data=st.data())
 def test_no_shape_is_too_odd_for_a_verdict(data: st.DataObject) -> None:
     """Whatever sizes the tensors of a call have, the answer is a verdict never our own failure."""
-    name = data.draw(st.sampled_from(sorted(schema.OPS)))
-    spec = schema.OPS[name]
+    name = data.draw(st.sampled_from(sorted(specs.OPS)))
+    spec = specs.OPS[name]
     size = data.draw(st.sampled_from([1, 4]))
     sizes = {"D": 32, "H": data.draw(st.sampled_from([4, 16])), "page_size": size}
     sizes["page_bytes"] = size * 36

@@ -13,10 +13,9 @@ from safetensors import SafetensorError
 from tiny import ints
 from torch import Tensor
 
-from equivalence import header, ops, store
+from equivalence import header, ops, poisons, store
 from equivalence.case import Case, Space, held
 from equivalence.errors import InvalidCase, UsageError
-from equivalence.replay import SCORE_POISONS
 from refimpl.bits import as_int
 
 
@@ -105,7 +104,7 @@ def test_memory_between_strided_rows_is_poisoned(tmp_path: Path) -> None:
     whole = loaded.as_strided((3 + 4 * 37 - 5,), (1,), 0)
     outside = torch.ones_like(whole, dtype=torch.bool)
     outside.as_strided((4, 32), (37, 1), 3).fill_(value=False)
-    assert set(whole[outside].tolist()) == {torch.tensor(SCORE_POISONS[0]).item()}
+    assert set(whole[outside].tolist()) == {torch.tensor(poisons.SCORE[0]).item()}
 
 
 def test_cells_that_share_memory_are_stored_packed(tmp_path: Path) -> None:

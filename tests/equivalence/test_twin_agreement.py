@@ -16,8 +16,8 @@ from equivalence import strategies as cases
 from equivalence.case import Case
 from equivalence.contract import Contract
 from equivalence.judge import check
-from equivalence.ops import k_of
 from equivalence.planted.reference import right_outputs
+from equivalence.stages import k_of
 from equivalence.tally import KEPT
 from equivalence.verdict import Status
 from refimpl import topk

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import ints
 
-from equivalence import judge, ops, windows
+from equivalence import judge, ops, spans, windows
 from equivalence.case import Case
 from equivalence.errors import InvalidCase
 from equivalence.planted.reference import right_outputs
@@ -40,19 +40,19 @@ def test_no_integer_of_a_record_is_too_odd_for_a_verdict(data: st.DataObject) ->
 
 def test_windows_of_every_row() -> None:
     """Start, visible columns and where they stand in the scores."""
-    got = windows.dense(tiny.topk())
+    got = spans.dense(tiny.topk())
     assert got.start.tolist() == got.column.tolist() == [0, 3, 10, 5]
     assert got.visible.tolist() == [32, 28, 4, 0]
     relative = replace(tiny.prefill(), params={"topk": 4, "columns": "row-relative"})
-    assert windows.dense(relative).column.tolist() == [0, 0, 0]
-    assert windows.paged(tiny.decode()).visible.tolist() == [9, 8]
-    assert windows.qsa(tiny.qsa()).visible.tolist() == [3, 8, 0, 5]
+    assert spans.dense(relative).column.tolist() == [0, 0, 0]
+    assert spans.paged(tiny.decode()).visible.tolist() == [9, 8]
+    assert spans.qsa(tiny.qsa()).visible.tolist() == [3, 8, 0, 5]
 
 
 def test_a_broken_row_has_no_window() -> None:
     """Whatever its numbers are, nothing of it is read."""
     case = tiny.swap(tiny.topk(), row_start=ints(2**31 - 1, 3, 10, 5))
-    got = windows.dense(case)
+    got = spans.dense(case)
     assert got.broken == {0: "row_end 32 is before row_start 2147483647"}
     assert [int(each[0]) for each in (got.start, got.visible, got.column)] == [0, 0, 0]
 
@@ -62,7 +62,7 @@ def test_a_padding_row_may_be_backward() -> None:
     padding = torch.tensor([0, 1, 1, 0], dtype=torch.int8)
     case = tiny.topk(row_class=padding)
     odd = tiny.swap(case, row_start=ints(0, 40, -3, 5), row_end=ints(32, 3, -9, 5))
-    got = windows.dense(odd)
+    got = spans.dense(odd)
     assert (got.broken, got.visible.tolist(), got.start.tolist()) == (
         {},
         [32, 0, 0, 0],
@@ -83,12 +83,12 @@ def test_a_padding_row_may_be_backward() -> None:
 def test_only_broken_rows_are_emptied() -> None:
     """A candidate is called with the other rows as they were, and the case keeps its own."""
     case = tiny.swap(tiny.pages(), row_to_request=ints(0, 9, 1, 1))
-    rows = windows.dense(case)
+    rows = spans.dense(case)
     got = windows.emptied(case, rows)
     assert got.inputs["row_end"].tolist() == [32, 0, 14, 5]
     assert got.inputs["row_to_request"].tolist() == [0, 0, 1, 1]
     assert case.inputs["row_to_request"].tolist() == [0, 9, 1, 1]
-    assert windows.emptied(tiny.topk(), windows.dense(tiny.topk())).inputs["row_end"].tolist() == [
+    assert windows.emptied(tiny.topk(), spans.dense(tiny.topk())).inputs["row_end"].tolist() == [
         *(32, 31, 14, 5)
     ]
 
@@ -136,7 +136,7 @@ def test_translation_without_slots_has_no_odd_pick() -> None:
         },
         params={"page_size": 4},
     )
-    got = windows.translate(case)
+    got = spans.translate(case)
     assert (got.broken, got.visible.tolist()) == ({}, [4, 4])
 
 

@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Reading, Callable[..., Any], tuple[Any, ...], str]] = {
         Reading(op="ragged_topk", read=lambda *_: {"score": SCORES}),
         kernel,
         (SCORES, END),
-        "read gave 'score'; the op has scores, row_start, row_end, k",
+        "read gave 'score'; the op has scores, row_start, row_end, mask, block_ids, k, block_size",
     ),
     "read raises": (
         Reading(op="ragged_topk", read=lambda score, _: score["x"]),
@@ -217,7 +217,10 @@ def test_a_call_that_cannot_be_read_is_a_sentence(name: str) -> None:
     ("fields", "sentence"),
     [
         ({"op": "topk"}, "no op named 'topk': one of mqa_logits, paged_mqa_logits, qsa_logits, "),
-        ({"names": {"out": "x"}}, "names has 'out'; ragged_topk has scores, row_start, row_end, k"),
+        (
+            {"names": {"out": "x"}},
+            "names has 'out'; ragged_topk has scores, row_start, row_end, mask, block_ids, k, ",
+        ),
         ({"inplace": {"out": "x"}}, "inplace has 'out'; ragged_topk has raw_indices"),
         ({"params": {"topk": 8}}, "params has 'topk'; ragged_topk has k"),
         ({"arithmetic": "fp64"}, "no arithmetic named 'fp64': one of "),

@@ -329,7 +329,8 @@ def test_nan_scores_pass_through() -> None:
                 "{way} takes no 'budget': its settings are style, budget_bytes, scorer, selector, "
                 "keep_logits, observe{more}, and prefill_indexer takes q, k, k_scale, weights, "
                 "row_start, row_end, topk, columns, width, page_size, block_table, "
-                "row_to_request, k_slots, topk_indices_offset"
+                "row_to_request, k_slots, topk_indices_offset, mask, block_ids, topk_blocks, "
+                "rows, block_size"
             ),
         ),
     ],

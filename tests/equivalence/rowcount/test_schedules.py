@@ -154,7 +154,7 @@ def test_conditions_are_what_inputs_allow() -> None:
     streams = "the inputs are on no CUDA device"
     assert told(schedules.conditions(launch(tables=()))) == {
         "another poison": [[0, 1, 2, 3, 4, 5]],
-        "wider buffers": "no scores or page table among the inputs",
+        "wider buffers": "no scores, mask or page table among the inputs",
         "two streams": streams,
     }
     mapped = list(schedules.conditions(of(generate.topk_pages(0, form="slot_map"))))

@@ -1,0 +1,1 @@
+"""Seeded cases of one family a module; `generate` is their door."""
