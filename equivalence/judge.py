@@ -70,6 +70,9 @@ def check(
     paths = (require_path,) if isinstance(require_path, str) else tuple(require_path)
     demands = Demands(max_transient=max_transient, require_path=paths)
     _check_call(case, baseline, repeats)
+    for name, function in (("candidate", candidate), ("baseline", baseline)):
+        if function is not None and not callable(function):
+            raise UsageError(f"a {name} is a callable; candidate.load reads MODULE:FUNCTION")
     if candidate is None and demands != Demands():
         raise UsageError("max_transient and require_path ask something of a candidate: give one")
     torch.set_flush_denormal(False)  # the reference needs subnormals
@@ -252,6 +255,8 @@ def chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.T
     if specs.OPS[case.op].whole:
         raise UsageError(f"{case.op} is judged whole: it takes no rows")
     for row in rows:
+        if type(row) is not int:
+            raise UsageError(f"row {row!r} is no number")
         if not 0 <= row < sizes["rows"]:
             count = f"{sizes['rows']:,} rows, from 0 on"
             raise UsageError(f"row {row} of {case.name}: it has {count}")

@@ -23,6 +23,8 @@ _NONE = ("width", "topk_blocks", "heads", "softmax_scale")
 
 def check(case: Case, spec: OpSpec) -> None:
     """Raise InvalidCase, in one sentence, unless the parameters of a case are those of its op."""
+    if not isinstance(case.params, Mapping):
+        raise InvalidCase(f"params are a {type(case.params).__name__}; they go by name")
     known = {**spec.params, **spec.defaults}
     for name, value in case.params.items():
         if name not in known:

@@ -109,6 +109,8 @@ def bind(
                 continue
             raise InvalidCase(f"{where}.{name} is missing")
         tensor = tensors[name]
+        if not isinstance(getattr(tensor, "dtype", None), torch.dtype):
+            raise InvalidCase(f"{where}.{name} is a {type(tensor).__name__}, not a torch tensor")
         if tensor.dtype not in [names[dtype] for dtype in spec.dtypes]:
             dtype = str(tensor.dtype).removeprefix("torch.")
             fit = " or ".join(str(names[d]).removeprefix("torch.") for d in spec.dtypes)

@@ -63,7 +63,7 @@ class Lazy(Mapping[str, Tensor]):
         return len(self.stubs)
 
 
-def save(case: Case, path: Path) -> None:
+def save(case: Case, path: Path | str) -> None:
     """Write a case to a file of its own, all or nothing.
 
     Args:
@@ -74,6 +74,7 @@ def save(case: Case, path: Path) -> None:
         InvalidCase: the case does not fit its op, or holds what no file can.
         OSError: the file cannot be written.
     """
+    path = Path(path)
     ops.validate(case)
     check_words(case)
     tensors = {f"inputs.{name}": t for name, t in case.inputs.items()}

@@ -54,6 +54,7 @@ def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
     about += _drifted(job, hashed)
     live = job.live if job.rows is None else job.live[job.rows]
     about += [*_unscored(job, runs), *_without_picks(job)] if bool(live.any()) else []
+    about += _without_exact(job) if bool(live.any()) else []
     if about:
         runs.append(Run(name="record", stages={}, findings=tuple(about)))
     judged = int(live.sum()) if anything else 0
@@ -131,6 +132,27 @@ def _why_unscored(job: Job, stage: str) -> str:
     if job.contract.scores == "bound":
         return "slots alone are not judged within a bound: give the picks beside them"
     return "no reference scores: name an arithmetic, or give a baseline that has logits"
+
+
+def _without_exact(job: Job) -> list[Finding]:
+    """Outputs that the reference gives whole, and a side left out."""
+    exact = ops.find(job.case.op).exact
+    if exact is None:
+        return []
+    owed = exact(job.case, job.live.nonzero()[:1, 0])
+    return [
+        Finding(
+            stage=stage,
+            rule="not-compared",
+            status=Status.UNDECIDED,
+            run=side.name,
+            reading=f"{stage} was not given: {', '.join(owed)} are what {job.case.op} makes",
+        )
+        for side in job.sides
+        if side.outputs
+        for stage in owed
+        if stage not in side.outputs and not any(found.stage == stage for found in side.findings)
+    ]
 
 
 def _without_picks(job: Job) -> list[Finding]:

@@ -8,8 +8,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from equivalence.paths.chunked import original
 from refimpl.topk import ragged_topk
 
+_MASKS = ("mask", "block_ids")
 _BUFFER = torch.zeros(4, 8, dtype=torch.int32)
 _CALLS: list[int] = []
 
@@ -17,6 +19,11 @@ _CALLS: list[int] = []
 def right(*, scores: Tensor, row_start: Tensor, row_end: Tensor, k: int) -> Tensor:
     """The reference itself."""
     return ragged_topk(scores=scores, row_start=row_start, row_end=row_end, k=k)
+
+
+def without_mask(**call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - a layer's keywords
+    """A consumer that picks outside its mask too."""
+    return original(**{name: value for name, value in call.items() if name not in _MASKS})
 
 
 def prints(**call: Any) -> Tensor:  # noqa: ANN401 - a candidate's keywords

@@ -13,13 +13,12 @@ import fake_engines
 import pytest
 import torch
 from click.testing import CliRunner
+from fake_qsa import expand_qsa_block_indices, prefill_logits
 from torch import Tensor
 
 from benchmarks import hopper, hopper_masks, hopper_qsa, page
 from benchmarks.provenance import refimpl_digest
 from equivalence.engines import vllm
-from refimpl import scoring
-from refimpl.qsa import expand_blocks
 
 SMALL = hopper.Setup(
     device="cpu",
@@ -60,37 +59,9 @@ QSA = hopper_qsa.Setup(
 MASKS = hopper_masks.Setup(device="cpu", rows=64, columns=1_024, topk_blocks=8, rounds=1)
 
 
-def _prefill_logits(  # noqa: PLR0917 - as vLLM calls it
-    q: Tensor,
-    k_cache: Tensor,
-    page_table: Tensor,
-    query_start_loc: Tensor,
-    visible_blocks: Tensor,
-    logits_workspace: Tensor,
-    max_query_len: int,
-    logits_width: int,
-    query_offset: int,
-    num_queries: int,
-) -> Tensor:
-    """Seen cells of some rows, at the head of the workspace."""
-    del max_query_len
-    rows = slice(query_offset, query_offset + num_queries)
-    whole = scoring.qsa_logits(
-        q=q[rows],
-        k_cache=k_cache,
-        page_table=page_table,
-        visible_blocks=visible_blocks[rows],
-        query_start_loc=query_start_loc.clamp(rows.start, rows.stop) - rows.start,
-        page_size=k_cache.shape[1],
-    )
-    view = logits_workspace[: num_queries * logits_width].view(num_queries, logits_width)
-    seen = torch.arange(logits_width) < visible_blocks[rows, None]
-    return view.copy_(torch.where(seen, whole, view))
-
-
 def _one_cell_past(*call: Any) -> Tensor:  # noqa: ANN401 - tensors and numbers
-    """As `_prefill_logits`, but the cell after the last seen one of the first row is written."""
-    view = _prefill_logits(*call)
+    """As `prefill_logits`, but the cell after the last seen one of the first row is written."""
+    view = prefill_logits(*call)
     offset, seen = call[8], call[4]
     if offset == 0:
         view[0, seen[0]] = 1.0
@@ -98,30 +69,10 @@ def _one_cell_past(*call: Any) -> Tensor:  # noqa: ANN401 - tensors and numbers
 
 
 def _one_ulp_off(*call: Any) -> Tensor:  # noqa: ANN401 - tensors and numbers
-    """As `_prefill_logits`, but for one bit of the last row of a call."""
-    view = _prefill_logits(*call)
+    """As `prefill_logits`, but for one bit of the last row of a call."""
+    view = prefill_logits(*call)
     view[-1, 0] = torch.nextafter(view[-1, 0], torch.tensor(torch.inf))
     return view
-
-
-def expand_qsa_block_indices(  # noqa: PLR0917 - as vLLM calls it
-    block_indices: Tensor,
-    query_positions: Tensor,
-    visible_blocks: Tensor,
-    compress_ratio: int,
-    token_topk: int,
-    out: Tensor,
-) -> None:
-    """The packed rows."""
-    assert token_topk == block_indices.shape[1] * compress_ratio
-    out.copy_(
-        expand_blocks(
-            block_ids=block_indices,
-            positions=query_positions,
-            visible_blocks=visible_blocks,
-            block_size=compress_ratio,
-        )
-    )
 
 
 @pytest.fixture
@@ -132,7 +83,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     made = ModuleType("vllm")
     vars(made)["__version__"] = fake_engines.VERSION
     vars(made).update(
-        _prefill_logits=_prefill_logits, expand_qsa_block_indices=expand_qsa_block_indices
+        _prefill_logits=prefill_logits, expand_qsa_block_indices=expand_qsa_block_indices
     )
     for name in ("vllm", "vllm.models.qwen4_exp.nvidia.ops.qsa_indexer"):
         monkeypatch.setitem(sys.modules, name, made)
@@ -141,7 +92,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def use(kernels: ModuleType, logits: Callable[..., Tensor]) -> None:
     """Another prefill kernel, with the parameters the adapter looks at."""
-    vars(logits)["__signature__"] = inspect.signature(_prefill_logits)
+    vars(logits)["__signature__"] = inspect.signature(prefill_logits)
     vars(kernels)["_prefill_logits"] = logits
 
 

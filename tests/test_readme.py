@@ -184,7 +184,7 @@ def test_the_readmes_mask_is_right() -> None:
         ("row_start[:, None] + column", "0 * row_start[:, None] + column"),
         (".masked_fill(~inside, -torch.inf)", ""),
         (".scatter(1, newest.long(), torch.inf)", ""),
-        ("topk(topk_blocks)", "topk(topk_blocks + 1)"),
+        ("min(topk_blocks, ", "min(topk_blocks + 1, "),
         ("amax(2)", "amin(2)"),
         (', contract="ties=any"', ""),
     ],

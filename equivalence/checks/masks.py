@@ -33,7 +33,7 @@ from equivalence.checks.rows import (
     set_first,
 )
 from equivalence.verdict import Finding
-from refimpl import bits, forms
+from refimpl import forms
 from refimpl.blocks import row_blocks
 
 
@@ -51,7 +51,8 @@ def decide(published: Published) -> Decided:
         codes[rows] = _name_rows(part, known)
         selects = known.count > part.topk_blocks
         selecting += int(selects.sum())
-        power |= bool((selects & _may_err(part, known)).any())
+        # Even where all blocks tie, the newest is owed and no more than have a place.
+        power |= bool(selects.any())
     empty = int((published.visible <= 0).sum())
     return Decided(
         codes=codes,
@@ -96,15 +97,6 @@ def beside(decided: Decided, ids: Published, other: Decided, mask: Published) ->
         )
 
     return replace(decided, codes=codes, explain=explain)
-
-
-def _may_err(part: Published, known: Known) -> Tensor:
-    """Rows of which some choice of blocks is wrong, bool [r]: under ties=any not all are alike."""
-    if part.contract.ties != "any" or not known.scores.shape[1]:
-        return torch.ones_like(known.nan)
-    there = torch.arange(known.scores.shape[1], device=known.count.device) < known.count[:, None]
-    alike = bits.as_int(known.scores) == bits.as_int(known.scores[:, :1])
-    return ~(alike | ~there).all(1)
 
 
 def _name_rows(part: Published, known: Known) -> Tensor:

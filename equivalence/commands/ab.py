@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = "equivalence.paths.chunked:original"
 _SCALE, _LAYERS, _RATIOS, _SEED = 1, 1, "1,2,4", 0
+_SHARING = ("two-level",)
 _SAMPLE = 256
 
 
@@ -26,7 +27,11 @@ _SAMPLE = 256
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH...")
 @click.option("--scenario", metavar="NAME", help="Make this scenario instead of reading cases.")
 @click.option("--scale", type=click.IntRange(1), help="Divide its lengths by this.")
-@click.option("--layers", type=click.IntRange(1), help="How many of each ratio.")
+@click.option(
+    "--layers",
+    type=click.IntRange(1),
+    help="How many of each ratio: 1, and 2 where they share a mask.",
+)
 @click.option("--ratios", metavar="N,N,...", help="Of its layers: 1, 2 or 4 each.")
 @click.option("--seed", default=_SEED, show_default=True, type=click.IntRange(0))
 @click.option("--original", metavar="MODULE:FUNCTION", help=f"For prefill_indexer {_DEFAULT}.")
@@ -74,8 +79,10 @@ def ab(  # noqa: PLR0917 - click hands options over by name
     whole = numbers("--ratios", ratios) or numbers("--ratios", _RATIOS) or ()
     if op is not None and scenario is not None:
         raise UsageError("--op chooses among cases, and a scenario is prefill_indexer")
+    # Where layers share a mask, one alone would only publish it.
+    many = layers or (2 if scenario in _SHARING else _LAYERS)
     forwards, total, found = _forwards(
-        paths, op, scenario, scale or _SCALE, layers or _LAYERS, whole, seed, device
+        paths, op, scenario, scale or _SCALE, many, whole, seed, device
     )
     if original is None and found != "prefill_indexer":
         raise UsageError(f"--original is missing: there is none for {found}")

@@ -5,8 +5,7 @@ publishing too; a consumer picks inside its mask.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from inspect import signature
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from equivalence.errors import UsageError
 from equivalence.paths import masked, parts
+from equivalence.paths.call import read
 from equivalence.paths.parts import Logits, Scorer, Selector
 from refimpl import blocks, forms, pages
 
@@ -83,19 +83,7 @@ def layer_of(call: Mapping[str, Any], path: Callable[..., Any]) -> Layer:
     Raises:
         UsageError: an input is missing or unknown, or a parameter is out of range.
     """
-    known = {field.name: field for field in fields(Layer)}
-    for name in call:
-        if name not in known:
-            kinds = signature(path).parameters.values()
-            own = ", ".join(each.name for each in kinds if each.kind is each.KEYWORD_ONLY)
-            raise UsageError(
-                f"{path.__name__} takes no {name!r}: its settings are {own},"
-                f" and prefill_indexer takes {', '.join(known)}"
-            )
-    for name, field in known.items():
-        if name not in call and field.default is MISSING:
-            raise UsageError(f"prefill_indexer needs {name!r}")
-    layer = Layer(**call)
+    layer = read(Layer, call, path, op="prefill_indexer")
     check_whole("topk", layer.topk)
     if layer.columns not in {"absolute", "row-relative"}:
         raise UsageError(f"columns is {layer.columns!r}: it is 'absolute' or 'row-relative'")

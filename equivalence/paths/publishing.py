@@ -1,8 +1,7 @@
 """One call of publish_mask, and the step that every way to publish takes: choose, then write."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from inspect import signature
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equivalence.errors import UsageError
+from equivalence.paths.call import read
 from equivalence.paths.layer import check_whole
 from refimpl import blocks, forms
 
@@ -99,19 +99,7 @@ def call_of(call: Mapping[str, Any], path: Callable[..., Any]) -> Call:
     Raises:
         UsageError: an input is missing or unknown, or topk_blocks or block_size is below 1.
     """
-    known = {field.name: field for field in fields(Call)}
-    for name in call:
-        if name not in known:
-            kinds = signature(path).parameters.values()
-            own = ", ".join(each.name for each in kinds if each.kind is each.KEYWORD_ONLY)
-            raise UsageError(
-                f"{path.__name__} takes no {name!r}: its settings are {own},"
-                f" and publish_mask takes {', '.join(known)}"
-            )
-    for name, field in known.items():
-        if name not in call and field.default is MISSING:
-            raise UsageError(f"publish_mask needs {name!r}")
-    given = Call(**call)
+    given = read(Call, call, path, op="publish_mask")
     check_whole("topk_blocks", given.topk_blocks)
     check_whole("block_size", given.block_size)
     return given

@@ -669,7 +669,7 @@ def test_rows_and_positions_are_counted() -> None:
         (row(KEPT), True),
         (row(range(6), topk_blocks=6), False),
         (row((0, 1, 2, 5), best=(1.0,) * 6), True),
-        (row((0, 1, 2, 5), best=(1.0,) * 6, contract=Contract(ties="any")), False),
+        (row((0, 1, 2, 5), best=(1.0,) * 6, contract=Contract(ties="any")), True),
         (row((0, 1, 2, 5), best=(1.0,) * 5 + (2.0,), contract=Contract(ties="any")), True),
         (row((), best=()), False),
     ],

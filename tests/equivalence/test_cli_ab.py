@@ -48,6 +48,14 @@ def test_the_exit_code_is_that_of_the_status(
     assert f"\n  status    {status}\n" in out
 
 
+def test_layers_that_share_a_mask_are_two_of_each_ratio(tell: Tell) -> None:
+    """A consumer that forgets its mask is found without asking for more layers."""
+    scenario = ("--scenario", "two-level", "--scale", 512, "--ratios", 1)
+    code, out, err = tell("ab", *scenario, "--candidate", "bad_candidates:without_mask")
+    assert (code, err) == (1, "")
+    assert "mask-extra" in out
+
+
 def test_a_scenario_is_compared_with_the_original_path(tell: Tell) -> None:
     """Without --original it is the one scoring call; the command to run it again is told."""
     code, out, err = tell("ab", *SCENARIO)

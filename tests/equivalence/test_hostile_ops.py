@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equivalence import generate, store
 from equivalence.case import Case, Space
+from equivalence.errors import UsageError
 from equivalence.judge import check
 from equivalence.verdict import Status, Verdict
 from refimpl import layer, masks, quant, ranks
@@ -120,7 +121,7 @@ def of_bytes(dtype: torch.dtype) -> Case:
 @pytest.mark.parametrize(
     ("case", "compute"),
     [
-        (generate.quantize_k(3), lambda **call: quant.quantize_k(**call)["values"]),
+        (generate.quantize_k(3), quant.quantize_k),
         (of_bytes(torch.int8), ranks.gather_rows),
         (of_bytes(torch.float8_e4m3fn), ranks.gather_rows),
         (
@@ -277,3 +278,32 @@ def test_a_broken_row_of_ranks_leaves_the_others() -> None:
     lens[2] = -3
     verdict = check(replace(case, inputs={**case.inputs, "context_lens": lens}), lambda **_: None)
     assert "context_lens -3 is negative" in {f.reading for f in verdict.findings}
+
+
+def test_an_output_left_out_of_an_exact_op_is_not_judged() -> None:
+    """A quantiser that gives its scales alone is undecided, whatever they are."""
+    case = generate.quantize_k(0)
+    right = quant.quantize_k(**call_of(case))
+    verdict = check(case, lambda **_: {"scale": right["scale"]})
+    assert (verdict.status, rules(verdict)) == (Status.UNDECIDED, {("values", "not-compared")})
+    assert [found.reading for found in verdict.findings] == [
+        "values was not given: values, scale are what quantize_k makes"
+    ]
+
+
+@pytest.mark.parametrize("value", [[1, 2], None, 1.0])
+def test_what_is_no_tensor_is_told(value: Any) -> None:  # noqa: ANN401 - anything at all
+    """By its name and its kind."""
+    verdict = check(small(scores=value), masks.publish)
+    kind = type(value).__name__
+    assert [found.reading for found in verdict.findings] == [
+        f"inputs.scores is a {kind}, not a torch tensor"
+    ]
+
+
+def test_what_is_no_callable_is_refused() -> None:
+    """As a row that is no number is."""
+    with pytest.raises(UsageError, match="a candidate is a callable"):
+        check(small(), "kernels:publish")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="row 'a' is no number"):
+        check(small(), masks.publish, rows="a")  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import fake_engines
 import pytest
 import tiny
 import torch
+from fake_qsa import expand_qsa_block_indices, prefill_logits
 from torch import Tensor
 
 from equivalence import candidate, digest
@@ -23,7 +24,7 @@ from equivalence.receipt import Receipt, collected
 from equivalence.verdict import Status
 from refimpl import scoring
 from refimpl.bits import as_int
-from refimpl.qsa import expand_blocks, qsa_indexer
+from refimpl.qsa import qsa_indexer
 
 IMPORTS = """
 import vllm.envs as envs
@@ -44,62 +45,6 @@ WANT = scoring.qsa_logits(**GIVEN)
 SEEN = torch.arange(WANT.shape[1]) < VISIBLE[:, None]
 
 
-def _prefill_logits(  # noqa: PLR0917 - as vLLM calls it
-    q: Tensor,
-    k_cache: Tensor,
-    page_table: Tensor,
-    query_start_loc: Tensor,
-    visible_blocks: Tensor,
-    logits_workspace: Tensor,
-    max_query_len: int,
-    logits_width: int,
-    query_offset: int,
-    num_queries: int,
-) -> Tensor:
-    """The kernel's launcher: rows of the step, seen cells alone, at the head of the workspace."""
-    assert query_start_loc.dtype is visible_blocks.dtype is torch.int32
-    assert query_start_loc.shape == (len(page_table) + 1,)
-    assert visible_blocks.shape == (len(q),)
-    assert 0 <= query_offset < query_offset + num_queries <= len(q)
-    assert 0 < logits_width <= page_table.shape[1] * k_cache.shape[1]
-    assert logits_workspace.dim() == 1
-    assert max_query_len >= int(query_start_loc.diff().max())
-    whole = scoring.qsa_logits(
-        q=q.contiguous(),
-        k_cache=k_cache,
-        page_table=page_table,
-        visible_blocks=visible_blocks,
-        query_start_loc=query_start_loc,
-        page_size=k_cache.shape[1],
-    )
-    view = logits_workspace[: num_queries * logits_width].view(num_queries, logits_width)
-    for row in range(num_queries):
-        seen = max(0, int(visible_blocks[query_offset + row]))
-        view[row, :seen] = whole[query_offset + row, :seen]
-    return view
-
-
-def expand_qsa_block_indices(  # noqa: PLR0917 - as vLLM calls it
-    block_indices: Tensor,
-    query_positions: Tensor,
-    visible_blocks: Tensor,
-    compress_ratio: int,
-    token_topk: int,
-    out: Tensor,
-) -> None:
-    """The other launcher."""
-    assert token_topk == block_indices.shape[1] * compress_ratio
-    assert out.shape == (len(query_positions), token_topk + compress_ratio)
-    out.copy_(
-        expand_blocks(
-            block_ids=block_indices,
-            positions=query_positions,
-            visible_blocks=visible_blocks,
-            block_size=compress_ratio,
-        )
-    )
-
-
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A machine without GPU, Triton and vLLM; what the file's kernels are."""
@@ -109,7 +54,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.setitem(sys.modules, name, None)
     made = ModuleType("fake_qsa")
     vars(made).update(
-        _prefill_logits=_prefill_logits, expand_qsa_block_indices=expand_qsa_block_indices
+        _prefill_logits=prefill_logits, expand_qsa_block_indices=expand_qsa_block_indices
     )
     monkeypatch.setitem(sys.modules, "fake_qsa", made)
     return made
@@ -152,10 +97,10 @@ def test_it_is_judged_bit_for_bit(file: Path, kernels: ModuleType) -> None:
     assert check(CASE, vllm.qsa_logits).status is Status.EQUAL
 
     def one_ulp_off(*call: Any) -> None:  # noqa: ANN401 - tensors and numbers
-        view = _prefill_logits(*call)
+        view = prefill_logits(*call)
         view[1, 7] = torch.nextafter(view[1, 7], torch.tensor(torch.inf))
 
-    one_ulp_off.__signature__ = inspect.signature(_prefill_logits)  # type: ignore[attr-defined]  # what the adapter looks at
+    one_ulp_off.__signature__ = inspect.signature(prefill_logits)  # type: ignore[attr-defined]  # what the adapter looks at
     kernels._prefill_logits = one_ulp_off  # type: ignore[attr-defined]  # a module of ours
     vllm._of_file.cache_clear()
     verdict = check(CASE, vllm.qsa_logits)
