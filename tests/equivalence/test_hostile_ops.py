@@ -65,6 +65,33 @@ def test_a_source_layer_is_judged_within_a_bound(arithmetic: str) -> None:
     assert rules(wrong) == {("mask", "mask-missing")}
 
 
+def test_open_blocks_and_the_newest_within_a_bound() -> None:
+    """Other blocks within their bounds are open; the newest is owed whatever it scores."""
+    case = generate.prefill_indexer(3, columns=400, topk=6)
+    case = replace(
+        case,
+        params={**case.params, "topk_blocks": 8},
+        arithmetic="deep_gemm.sm100.bf16_sums",
+    )
+
+    def kernel(*, newest: bool = True, **call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - the call
+        logits = layer.prefill_indexer(**{**call, "topk_blocks": None})["logits"].bfloat16()
+        start, end = call["row_start"], call["row_end"]
+        mask = masks.publish(
+            scores=logits, row_start=start, row_end=end, topk_blocks=8, ties="highest"
+        )
+        if not newest:
+            last = int(end[1] - start[1] - 1) // 8
+            mask[1, 8 * last :] = False
+        return {"mask": mask}
+
+    right = check(case, kernel, contract=BOUND)
+    wrong = check(case, lambda **call: kernel(newest=False, **call), contract=BOUND)
+    assert right.status is Status.EQUAL
+    assert right.stages["mask"].counts["open"] > 0
+    assert [(f.rule, f.row) for f in wrong.findings] == [("mask-missing", 1)]
+
+
 def test_a_file_keeps_the_bytes_of_a_mask(tmp_path: Path) -> None:
     """A faulty mask is as faulty when it is read back."""
     mask = doubled(masks.publish(**call_of(small())))
