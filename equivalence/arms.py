@@ -55,7 +55,7 @@ def apart(
     for stage in ops.find(case.op).spec.outputs:
         if stage not in one or stage not in two:
             continue
-        if stage in stages.MASKS and stages.publishes(case):
+        if stages.is_mask(case, stage):
             changed[stage] = other[stage] = _masks(case, windows, one[stage], two[stage])
         elif stage in ("logits", "scores"):
             changed[stage] = other[stage] = _cells(windows, one[stage], two[stage])

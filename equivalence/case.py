@@ -155,6 +155,14 @@ def place_of(rows: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(found, at, -1)
 
 
+def published_of(case: Case, rows: Tensor) -> Tensor:
+    """Which of some rows publish their mask, int64: all of them where the case lists none."""
+    listed = case.inputs.get("rows")
+    if listed is None:
+        return torch.arange(len(rows), device=rows.device)
+    return (place_of(listed, rows) >= 0).nonzero()[:, 0]
+
+
 def _published(case: Case, rows: Tensor) -> tuple[Tensor, Tensor] | None:
     """Of some rows: the published ones by their new numbers, and their places in what is published.
 

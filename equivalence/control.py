@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equivalence import published, stages
 from equivalence.blocks import Block, Job
+from equivalence.case import published_of
 from equivalence.checks import bitwise, maskwords
 from equivalence.checks.rows import failing
 from equivalence.tally import RunTally
@@ -23,15 +24,16 @@ def count_picks(job: Job, block: Block, control: dict[str, Counter[str]]) -> Non
         control: counts by output: rows, identical, reordered, other_set.
     """
     first: dict[str, Tensor] = {}
-    masked = stages.MASKS if stages.publishes(job.case) else ()
+    which = published_of(job.case, block.ids)
     for side in job.sides:
         for stage, tensor in side.outputs.items():
             if tensor.is_floating_point():
                 continue
-            got = published.rows_of(job, block, tensor) if stage in masked else block.rows(tensor)
+            masked = stages.is_mask(job.case, stage)
+            got = published.rows_of(job, block.ids[which], tensor) if masked else block.rows(tensor)
             if first.setdefault(stage, got) is got:
                 continue
-            seen = block.visible[published.shared(job, block.ids)] if stage in masked else None
+            seen = block.visible[which] if masked else None
             control.setdefault(stage, Counter()).update(_classes(first[stage], got, seen))
 
 

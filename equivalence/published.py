@@ -7,7 +7,7 @@ from torch import Tensor
 
 from equivalence import eligible, layout, stages
 from equivalence.blocks import Block, Job
-from equivalence.case import place_of
+from equivalence.case import place_of, published_of
 from equivalence.checks import bounds, masks
 from equivalence.checks.published import Published
 from equivalence.checks.rows import Decided
@@ -31,7 +31,7 @@ def decide(job: Job, block: Block, side: Side, picks: Picks | None) -> dict[str,
         scores = block.rows(side.recorded)
     if not given or scores is None or not stages.publishes(job.case):
         return {}
-    which = shared(job, block.ids)
+    which = published_of(job.case, block.ids)
     if not len(which):
         return {}
     scores = eligible.pinned(job.case, scores, column=block.column, visible=block.visible)
@@ -47,7 +47,7 @@ def decide(job: Job, block: Block, side: Side, picks: Picks | None) -> dict[str,
     seen = {
         stage: (
             Published(
-                got=layout.taken(tensor, places(job, block.ids[which], tensor)),
+                got=rows_of(job, block.ids[which], tensor),
                 scores=scores,
                 at=which,
                 column=block.column[which],
@@ -73,26 +73,14 @@ def decide(job: Job, block: Block, side: Side, picks: Picks | None) -> dict[str,
     return {stage: replace(each, ids=names) for stage, each in decided.items()}
 
 
-def shared(job: Job, rows: Tensor) -> Tensor:
-    """Which of some rows are published at all, int64: all of them where the case lists none."""
+def rows_of(job: Job, rows: Tensor, tensor: Tensor) -> Tensor:
+    """Published rows of a mask, which may hold every row of the call."""
     listed = job.case.inputs.get("rows")
-    if listed is None:
-        return torch.arange(len(rows), device=rows.device)
-    return (place_of(listed, rows) >= 0).nonzero()[:, 0]
-
-
-def places(job: Job, rows: Tensor, tensor: Tensor) -> Tensor:
-    """Where published rows stand in a mask, which may hold every row of the call."""
-    listed = job.case.inputs.get("rows")
-    every = len(job.windows.start)
-    return rows if listed is None or len(tensor) == every else place_of(listed, rows)
+    if listed is None or len(tensor) == len(job.windows.start):
+        return layout.taken(tensor, rows)
+    return layout.taken(tensor, place_of(listed, rows))
 
 
 def _poison(side: Side, stage: str) -> int | None:
     poison = side.poison.get(stage)
     return None if poison is None else int(poison)
-
-
-def rows_of(job: Job, block: Block, tensor: Tensor) -> Tensor:
-    """The rows of a mask that stand for live rows of a block."""
-    return layout.taken(tensor, places(job, block.ids[shared(job, block.ids)], tensor))

@@ -56,7 +56,7 @@ class Fit:
 
 def fit(case: Case, stage: str, windows: Windows, *, rows: int) -> Fit:
     """What output `stage` of a case of this many rows must look like."""
-    if stage in MASKS and publishes(case):
+    if is_mask(case, stage):
         listed = case.inputs.get("rows")
         visible = windows.visible if listed is None else windows.visible[listed.long()]
         most = int(visible.max()) if len(visible) else 0
@@ -87,6 +87,11 @@ def picked(case: Case) -> tuple[str, ...]:
 def publishes(case: Case) -> bool:
     """Whether the call publishes a mask."""
     return param(case, "topk_blocks") is not None
+
+
+def is_mask(case: Case, stage: str) -> bool:
+    """Whether an output is a mask that the call publishes."""
+    return stage in MASKS and publishes(case)
 
 
 def base_of(case: Case, stage: str, windows: Windows) -> Tensor:

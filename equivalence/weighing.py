@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from equivalence import blocks, compare, control, digest, ops, published, stages
+from equivalence import blocks, compare, control, digest, ops, stages
 from equivalence.blocks import Job
+from equivalence.case import published_of
 from equivalence.tally import KEPT, RunTally
 from equivalence.verdict import Coverage, Finding, Run, Status, Verdict, worst
 from refimpl.profiles import PUBLISHED
@@ -119,9 +120,9 @@ def _unscored(job: Job, runs: Sequence[Run]) -> list[Finding]:
 def _why_unscored(job: Job, stage: str) -> str:
     """Why nothing judges an output; "" where something else says so, or nothing was owed."""
     case, op = job.case, ops.find(job.case.op)
-    if stage in stages.MASKS and stages.publishes(case) and job.source != "none":
+    if stages.is_mask(case, stage) and job.source != "none":
         rows = torch.arange(job.count, device=job.live.device) if job.rows is None else job.rows
-        owed = len(published.shared(job, rows[job.live[rows]]))
+        owed = len(published_of(job.case, rows[job.live[rows]]))
         only = set(op.spec.outputs) == set(stages.MASKS)
         return "no row that is judged is published" if only and not owed else ""
     if op.exact is not None:

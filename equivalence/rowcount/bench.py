@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equivalence import judge, layout
+from equivalence import judge, layout, stages
 from equivalence.case import take_rows
 from equivalence.checks import maskwords
 from equivalence.checks.rows import hexadecimal, score_line
@@ -117,7 +117,7 @@ def outputs_at(
 
 def differing(trial: Trial, stage: str, row: int, want: Tensor, got: Tensor) -> Tensor:
     """Slots that differ; of scores and masks columns inside the window, of ids whether any, [1]."""
-    if given.is_mask(trial.case, stage):
+    if stages.is_mask(trial.case, stage):
         if want.dtype is torch.int32:
             seen = trial.windows.visible[row : row + 1]
             return maskwords.differing(want=want[None], got=got[None], visible=seen)
@@ -149,7 +149,7 @@ def side_by_side(
 ) -> tuple[Evidence, ...]:
     """The first slots or logits of a row that differ."""
     lines: list[Evidence] = []
-    masked = given.is_mask(trial.case, stage)
+    masked = stages.is_mask(trial.case, stage)
     if masked and want.dtype is torch.int32:
         return tuple(_apart(want, got))
     places = differing(trial, stage, row, want, got).nonzero()[:_SHOWN, 0].tolist()

@@ -7,22 +7,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from equivalence import layout, stages
-from equivalence.case import Case, place_of
+from equivalence.case import Case, place_of, published_of
 from equivalence.windows import Windows
 from refimpl.topk import PAD
 
 
-def is_mask(case: Case, stage: str) -> bool:
-    """Whether an output is a mask that the call publishes."""
-    return stage in stages.MASKS and stages.publishes(case)
-
-
 def kept(case: Case, stage: str, rows: Tensor) -> Tensor:
     """Which of these rows (int64) an output has, int64: all, or the published ones of a mask."""
-    listed = case.inputs.get("rows") if is_mask(case, stage) else None
-    if listed is None:
-        return torch.arange(len(rows), device=rows.device)
-    return (place_of(listed, rows) >= 0).nonzero()[:, 0]
+    if stages.is_mask(case, stage):
+        return published_of(case, rows)
+    return torch.arange(len(rows), device=rows.device)
 
 
 def declared(case: Case, outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
@@ -37,10 +31,7 @@ def declared(case: Case, outputs: Mapping[str, Tensor], rows: Tensor) -> dict[st
 
 def taken(case: Case, stage: str, whole: Tensor, rows: Tensor) -> Tensor:
     """What the whole call gave for these rows, of a mask for those that are published."""
-    at = rows
-    if is_mask(case, stage) and "rows" in case.inputs:
-        at = place_of(case.inputs["rows"], rows)
-        at = at[at >= 0]
+    at = _places(case, stage, rows)
     if len(at) and bool((at.diff() == 1).all()):
         return whole[int(at[0]) : int(at[0]) + len(at)]
     return layout.taken(whole, at)
@@ -66,14 +57,10 @@ def every(case: Case, stage: str, some: Tensor, rows: Tensor) -> Tensor:
 
 def put(case: Case, stage: str, whole: Tensor, rows: Tensor, got: Tensor) -> Tensor:
     """The whole call's output, as wide as either, with what another call gave for these rows."""
-    at = rows
-    if is_mask(case, stage):
+    if stages.is_mask(case, stage):
         width = max(whole.shape[1], got.shape[1])
         whole, got = wide(whole, width), wide(got, width)
-        if "rows" in case.inputs:
-            at = place_of(case.inputs["rows"], rows)
-            at = at[at >= 0]
-    layout.as_bytes(whole)[at] = layout.as_bytes(got)
+    layout.as_bytes(whole)[_places(case, stage, rows)] = layout.as_bytes(got)
     return whole
 
 
@@ -84,6 +71,14 @@ def wide(mask: Tensor, width: int) -> Tensor:
     cells = layout.as_bytes(mask)
     more = functional.pad(cells, (0, width - cells.shape[1]), value=_blank(mask))
     return more.view(mask.dtype)
+
+
+def _places(case: Case, stage: str, rows: Tensor) -> Tensor:
+    """Where the whole call's output has these rows, of a mask those that are published."""
+    if not stages.is_mask(case, stage) or "rows" not in case.inputs:
+        return rows
+    at = place_of(case.inputs["rows"], rows)
+    return at[at >= 0]
 
 
 def _blank(mask: Tensor) -> int:
@@ -119,7 +114,7 @@ def misfit(
     which = kept(case, stage, rows)
     dims = whole.shape[1:]
     fits = tuple(got.shape) == (len(which), *dims)
-    if is_mask(case, stage):
+    if stages.is_mask(case, stage):
         inputs = {**case.inputs, "rows": which} if "rows" in case.inputs else case.inputs
         part = Case(op=case.op, inputs=inputs, params=case.params)
         fit = stages.fit(part, stage, windows, rows=len(which))

@@ -149,7 +149,7 @@ def _compare(trial: Trial, played: Played, rows: Tensor, got: Mapping[str, Tenso
         stage: given.taken(trial.case, stage, tensor, rows)
         for stage, tensor in trial.whole.outputs.items()
     }
-    masks = [stage for stage in got if given.is_mask(trial.case, stage)]
+    masks = [stage for stage in got if stages.is_mask(trial.case, stage)]
     for stage in masks:
         which = given.kept(trial.case, stage, rows)
         visible = windows.visible[which]
@@ -218,7 +218,7 @@ def decide(trial: Trial, played: Played, *, seed: int) -> None:
 
 def _fixed(trial: Trial, stage: str) -> bool:
     """Whether the contract leaves an output no choice."""
-    if given.is_mask(trial.case, stage):
+    if stages.is_mask(trial.case, stage):
         return trial.contract.ties != "any"
     chosen = stage in (*stages.picked(trial.case), "page_indices", "packed")
     return not chosen or (trial.contract.order == "score" and trial.contract.ties != "any")
