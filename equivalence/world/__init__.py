@@ -1,0 +1,1 @@
+"""Several processes as ranks of one world: starting them, their shared memory, and their end."""
