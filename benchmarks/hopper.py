@@ -1,6 +1,6 @@
 """The claims about kernels, paths and masks, measured on a Hopper GPU.
 
-    python -m benchmarks.hopper transient sweep invariance table qsa probe masks --to FOLDER
+    python -m benchmarks.hopper PART... --to FOLDER
 
 Each part writes one JSON file with its provenance; `page.py` makes docs/results.md of them.
 Times are the best of a few launches by device events; ratios are to the original in the same run.
@@ -19,7 +19,7 @@ from typing import Any
 import click
 import torch
 
-from benchmarks import hopper_masks, hopper_qsa
+from benchmarks import hopper_compose, hopper_masks, hopper_qsa
 from benchmarks.measuring import best, finish, timed, told
 from benchmarks.provenance import commit, provenance
 from equivalence import judge, memory, ops, sample, scenarios, sides
@@ -274,6 +274,8 @@ PARTS: dict[str, tuple[Callable[[Any], Iterator[dict[str, Any]]], Any]] = {
     "qsa": (hopper_qsa.qsa, hopper_qsa.Setup()),
     "probe": (hopper_qsa.probe, hopper_qsa.Setup()),
     "masks": (hopper_masks.masks, hopper_masks.Setup()),
+    "compose": (hopper_compose.compose, hopper_compose.Setup()),
+    "exchange": (hopper_compose.exchange, hopper_compose.Timed()),
 }
 """What measures each part, and what it runs with."""
 
@@ -307,6 +309,9 @@ def on_device() -> bool:
 def files(part: str, names: tuple[str, ...] = ()) -> Iterator[tuple[Any, str]]:
     """What a part runs with and the file it writes; the table has one a scenario."""
     _, setup = PARTS[part]
+    if part == "compose":  # one a machine: one GPU for all ranks, or several
+        yield setup, f"hopper-compose-{torch.cuda.device_count()}gpu.json"
+        return
     if part != "table":
         yield setup, f"hopper-{part}.json"
         return
@@ -337,8 +342,10 @@ def kernels(part: str) -> str:
         file = os.environ.get(vllm.FILE)
         named = found.version_of_file(file) if file else found.version("vllm")
         return "; ".join(filter(None, (named, found.version("triton")))) or "none"
-    if part in ("probe", "masks"):
+    if part in ("probe", "masks", "compose"):
         return "none"
+    if part == "exchange":
+        return hopper_compose.kernels()
     library = "sgl_kernel sm90 common_ops of sglang-kernel 0.4.6"
     try:
         return f"sgl-deep-gemm {version('sgl-deep-gemm')}; {library}"

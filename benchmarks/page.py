@@ -1,9 +1,13 @@
 """docs/results.md, made of the files in benchmarks/results: `python -m benchmarks.page`."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks import page_ranks
+from benchmarks.markdown import line as _line
+from benchmarks.markdown import table as _table
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results"
@@ -70,14 +74,6 @@ def _about(part: dict[str, Any]) -> str:
         f"`{found['refimpl'][:12]}`",
     )
     return _line(cells)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    return _line(head) + _line(["---"] * len(head)) + "".join(map(_line, rows))
 
 
 def _gib(count: float) -> str:
@@ -420,6 +416,8 @@ SECTIONS = {
     "qsa": _qsa,
     "probe": _probe,
     "masks": _masks,
+    "compose": page_ranks.compose,
+    "exchange": page_ranks.exchange,
 }
 
 if __name__ == "__main__":

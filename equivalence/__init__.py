@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from equivalence.errors import NotEquivalent as NotEquivalent
     from equivalence.errors import Undecided as Undecided
     from equivalence.errors import UsageError as UsageError
+    from equivalence.identical import assert_ranks_identical as assert_ranks_identical
     from equivalence.invariance import assert_row_count_invariant as assert_row_count_invariant
     from equivalence.judge import assert_equivalent as assert_equivalent
     from equivalence.judge import check as check
@@ -33,6 +34,7 @@ _HOME = {
     "UsageError": "errors",
     "Verdict": "verdict",
     "assert_equivalent": "judge",
+    "assert_ranks_identical": "identical",
     "assert_row_count_invariant": "invariance",
     "check": "judge",
     "load_cases": "store",

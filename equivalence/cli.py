@@ -8,6 +8,7 @@ import click
 
 from equivalence.commands.ab import ab
 from equivalence.commands.common import FAILED, USAGE, say
+from equivalence.commands.compose import compose_
 from equivalence.commands.import_ import import_
 from equivalence.commands.invariance import invariance_
 from equivalence.commands.lint_ import lint_
@@ -53,5 +54,5 @@ def command(*, debug: bool) -> None:
     del debug
 
 
-for each in (import_, replay, ab, invariance_, show_, lint_):
+for each in (import_, replay, ab, invariance_, compose_, show_, lint_):
     command.add_command(each)

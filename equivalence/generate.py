@@ -4,7 +4,7 @@ One seed gives one case.
 Every dense case has the nine windows of `windows`; what its scores hold is named by `Scores`.
 Cells outside a window score more than all inside it, so a row that reads them shows.
 `forwards` is another kind: the prefills of a serving engine, at any scale (see `scenarios`).
-Cases of masks, of QSA and of ranks are made in `drawn`.
+Cases of masks, of QSA, of ranks and of their pages are made in `drawn`.
 """
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from equivalence import draws
 from equivalence.case import JSON, Case
 from equivalence.drawn import masks
+from equivalence.drawn.compose import compose_pages, compose_sequence
 from equivalence.drawn.decode import decode_indexer
 from equivalence.drawn.qsa import expand_blocks, qsa_indexer
 from equivalence.drawn.quant import gather_keys, quantize_k, quantize_q
@@ -27,6 +28,8 @@ from refimpl.blocks import BLOCK
 __all__ = [
     "Scores",
     "apply_mask",
+    "compose_pages",
+    "compose_sequence",
     "consumer",
     "decode_indexer",
     "expand_blocks",

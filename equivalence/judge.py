@@ -25,7 +25,7 @@ from equivalence.demands import Demands
 from equivalence.errors import InvalidCase, NotEquivalent, Undecided, UsageError
 from equivalence.report import as_text
 from equivalence.sides import Side
-from equivalence.verdict import Finding, Run, Status, Verdict
+from equivalence.verdict import Finding, Run, Status, Verdict, worst
 from equivalence.weighing import Progress, weigh_job
 
 
@@ -107,6 +107,8 @@ def check(
             loaded = take_rows(loaded, names)
         spans = ops.find(case.op).windows(loaded)
         eligible.expect(loaded, spans)
+        if (refused := refusal(loaded, verdict)) is not None:
+            return refused
         loaded = windows.emptied(loaded, spans)
         shared = candidate is not None and baseline is not None
         old = None
@@ -167,6 +169,8 @@ def weigh(
         sizes = ops.validate(case)
         spans = ops.find(case.op).windows(case)
         eligible.expect(case, spans)
+        if (refused := refusal(case, verdict)) is not None:
+            return refused
         if rows is not None:
             rows = schema.whole_requests(rows.to(spans.start), next_n=sizes.get("n", 1))
         job = Job(
@@ -275,6 +279,15 @@ def invalid(verdict: Verdict, sentence: str) -> Verdict:
     )
     run = Run(name="record", stages={}, findings=(found,))
     return replace(verdict, status=Status.UNDECIDED, runs=(run,))
+
+
+def refusal(case: Case, verdict: Verdict) -> Verdict | None:
+    """The verdict of a call that may not be made at all, whatever it would give; else None."""
+    op = ops.find(case.op)
+    if op.weigh is None or op.faults is None or not (found := tuple(op.faults(case))):
+        return None
+    run = Run(name="record", stages={}, findings=found)
+    return replace(verdict, status=worst(each.status for each in found), runs=(run,))
 
 
 def reference_digests(case: Case) -> dict[str, str]:

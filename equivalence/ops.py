@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivalence import consistent, exact, params, schema, slotmap, spans, specs
+from equivalence import composition, consistent, exact, params, schema, slotmap, spans, specs
 from equivalence.case import Case
 from equivalence.checks import owners, quant
 from equivalence.checks.pages import SlotsOf
 from equivalence.errors import InvalidCase
-from equivalence.verdict import Finding
+from equivalence.verdict import Coverage, Finding, Run
 from equivalence.windows import Windows, param
 from refimpl import bound, scoring
 from refimpl.profiles import PROFILES, PUBLISHED
@@ -33,6 +33,8 @@ class Op:
         exact: some rows of the outputs that are compared bit for bit.
         reading: what wrong rows of an exact output look like, see `checks.quant.reading`.
         faults: what is wrong with a call, whatever it gave.
+        weigh: (case, sides, progress) -> runs and rows judged, of an op that is not judged block
+            by block; then a call with faults is refused before anything is called.
         primary: the output that a bare tensor is taken for.
     """
 
@@ -46,6 +48,7 @@ class Op:
     exact: Callable[[Case, Tensor], Mapping[str, Tensor]] | None = None
     reading: Callable[..., str] | None = None
     faults: Callable[[Case], Iterable[Finding]] | None = None
+    weigh: Callable[..., tuple[list[Run], Coverage]] | None = None
 
 
 def find(name: str) -> Op:
@@ -70,6 +73,7 @@ def validate(case: Case) -> dict[str, int]:
     known = {**PROFILES, **PUBLISHED}
     if case.arithmetic is not None and case.arithmetic not in known:
         raise InvalidCase(f"no arithmetic named {case.arithmetic!r}: one of {', '.join(known)}")
+    consistent.refuse_descriptors(case)
     sizes = schema.bind(spec.inputs, case.inputs)
     rows = _row_count(case, spec, sizes)
     if spec.rows == "rows":
@@ -113,6 +117,8 @@ def _first(tensor: schema.Shaped) -> int | None:
 def _row_count(case: Case, spec: schema.OpSpec, sizes: Mapping[str, int]) -> int:
     if spec.rows == "rows":
         return int(param(case, "rows"))
+    if spec.rows == "cp":
+        return int(param(case, "cp"))
     return sizes["B"] * sizes["n"] if spec.rows == "B*n" else sizes["T"]
 
 
@@ -220,5 +226,12 @@ OPS: Mapping[str, Op] = {
         "values",
         exact=exact.gathered_keys,
         reading=quant.reading,
+    ),
+    "compose_pages": _op(
+        "compose_pages",
+        spans.ranks,
+        "token_pages",
+        faults=composition.refused,
+        weigh=composition.weigh,
     ),
 }

@@ -13,11 +13,13 @@ _LIMITS = {
     "rows": (1, 1 << 24),
     "init_tokens": (0, 1 << 20),
     "local_tokens": (0, 1 << 20),
+    "cp": (1, 1 << 10),
+    "staging_pages": (0, 1 << 24),
 }
 """The smallest and largest value of a parameter: memory is made by most."""
 _USUAL = (1, 1 << 20)
 _LARGEST = 1e30
-_NONE = ("width", "topk_blocks", "heads", "softmax_scale")
+_NONE = ("width", "topk_blocks", "heads", "softmax_scale", "staging_pages")
 """Parameters that may be None, as if they were not there."""
 
 

@@ -12,12 +12,15 @@ from equivalence.errors import InvalidCase, NotEquivalent, UsageError
 from equivalence.fixture import Equivalence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import Any
 
+    from equivalence.ranks import Pool
+
 _STATE = pytest.StashKey[sessions.Session]()
 _WORKER = "equivalence_alone"
+_RANKS = "ranks(n=2, *, timeout=30, transport='shm', device=None): processes of `ranks`."
 _LOOKS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan")
 
 
@@ -44,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_STATE] = state
+    config.addinivalue_line("markers", _RANKS)
     config.pluginmanager.register(_Listener(state))
 
 
@@ -88,6 +92,22 @@ class CaseItem(pytest.Item):
 def equivalence(pytestconfig: pytest.Config) -> Equivalence:
     """`check`, `assert_equivalent` and `load_cases`, with the options and the summary."""
     return Equivalence(session=pytestconfig.stash[_STATE])
+
+
+@pytest.fixture(scope="session")
+def _kept_ranks() -> Iterator[Callable[..., Pool]]:
+    """Pools of ranks, each started once a session."""
+    from equivalence import ranks  # noqa: PLC0415 - torch is imported on use
+
+    with ranks.kept() as pools:
+        yield pools
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, _kept_ranks: Callable[..., Pool]) -> Pool:
+    """The processes that the test's marker `ranks` asks for; `run` runs a function on each."""
+    marker = request.node.get_closest_marker("ranks")
+    return _kept_ranks(*marker.args, **marker.kwargs) if marker else _kept_ranks()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

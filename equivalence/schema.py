@@ -32,7 +32,7 @@ DTYPES = {
 _MAY_BE_EMPTY = frozenset(
     (
         *("T", "L", "B", "R", "P", "B*n", "R+1", "pages", "slots", "width"),
-        *("blocks", "lc", "cells", "ids", "rows", "m"),
+        *("blocks", "lc", "cells", "ids", "rows", "m", "S"),
     )
 )
 """Dimensions that may be 0; others say how a value is made and cannot be."""

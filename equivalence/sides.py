@@ -15,7 +15,7 @@ from equivalence.contract import Contract
 from equivalence.demands import Demands
 from equivalence.demands import findings as demanded
 from equivalence.receipt import Receipt
-from equivalence.verdict import Evidence, Finding, Memory, Status
+from equivalence.verdict import PAGES, Evidence, Finding, Memory, Status
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,7 +153,9 @@ def _call(
         return Side(name=name, findings=found, memory=outcome.memory, paths=outcome.paths)
     outputs, findings = _fitting(case, outcome.outputs, name)
     findings = (*findings, *written(case, outcome, contract, name))
-    poisoned = {stage: poisons.holds(tensor, which=0) for stage, tensor in outputs.items()}
+    # Of an op that is weighed whole, a page or a token that holds nothing but poison shows itself.
+    blockwise = ops.find(case.op).weigh is None
+    poisoned = {n: blockwise and poisons.holds(tensor, which=0) for n, tensor in outputs.items()}
     seen = any(poisoned.values())
     if copy or seen:
         given, outputs = outputs, {n: layout.copied(t) for n, t in outputs.items()}
@@ -211,6 +213,10 @@ def _fitting(
     device = next(iter(case.inputs.values())).device
     spans = ops.find(case.op).windows(case)
     for stage, tensor in outputs.items():
+        if why := stages.unwanted(case, stage):
+            found = Finding(stage=stage, rule="not-compared", status=Status.UNDECIDED, run=run)
+            findings.append(replace(found, reading=why))
+            continue
         problem = stages.fit(case, stage, spans, rows=sizes["rows"]).misfit(tensor)
         if problem is None:
             kept[stage] = layout.moved(tensor, device)
@@ -223,6 +229,8 @@ def _fitting(
 
 def _reading(stage: str, tensor: Tensor) -> str:
     """What an output that does not fit may be instead."""
+    if stage in PAGES and tensor.dim() == 3:  # noqa: PLR2004 - layers, slots, bytes
+        return "one buffer: every rank's is wanted, [cp, layers, slots, page bytes]"
     return maskwords.additive(tensor) if stage in stages.MASKS else ""
 
 

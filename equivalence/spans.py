@@ -147,6 +147,13 @@ def rows(case: Case) -> Windows:
     return build(case, zero, zero, zero, [])
 
 
+def ranks(case: Case) -> Windows:
+    """Ranks that each hold all of a result: they see nothing."""
+    zero = torch.zeros(int(param(case, "cp")), dtype=torch.int64)
+    zero = zero.to(next(iter(case.inputs.values())).device)
+    return build(case, zero, zero, zero, [])
+
+
 def gather_keys(case: Case) -> Windows:
     """One row a key of every request, request after request."""
     lens, table = case.inputs["seq_lens"].long(), case.inputs["block_table"]

@@ -16,6 +16,7 @@ _WINDOWS = {"row_start": TensorSpec(INDEX, ("T",)), "row_end": TensorSpec(INDEX,
 _KEYS = ("F8_E4M3", "U8")
 """e4m3 a value, or e2m1 two values a byte: then D counts bytes, and ue8m0 scales stand in `_sf`."""
 _WEIGHTS = ("F32", "BF16")
+_BYTES = ("U8", "F8_E4M3")
 _DENSE = {
     "q": TensorSpec(_KEYS, ("T", "H", "D")),
     "k": TensorSpec(_KEYS, ("L", "D")),
@@ -219,6 +220,30 @@ OPS: Mapping[str, OpSpec] = {
         params={"rows": int},
         defaults={"page_size": 64},
         rows="rows",
+        whole=True,
+    ),
+    "compose_pages": OpSpec(
+        inputs={
+            "token_pools": _optional(_BYTES, "layers", "cp", "pool_pages", "token_page_bytes"),
+            "index_pools": _optional(_BYTES, "layers", "cp", "pool_pages", "index_page_bytes"),
+            "token_rows": _optional(_BYTES, "layers", "T", "token_bytes"),
+            "index_rows": _optional(_BYTES, "layers", "T", "index_bytes"),
+            "slot_pages": TensorSpec(INDEX, ("S",)),
+            "owner": TensorSpec(INDEX, ("N",)),
+            "local_page": TensorSpec(INDEX, ("N",)),
+            "writer": TensorSpec(INDEX, ("T",)),
+            "prefix_lens": TensorSpec(INDEX, ("R",)),
+            "extend_lens": TensorSpec(INDEX, ("R",)),
+        },
+        outputs={
+            "token_pages": TensorSpec(_BYTES, ("cp", "layers", "S", "token_page_bytes")),
+            "index_pages": TensorSpec(_BYTES, ("cp", "layers", "S", "index_page_bytes")),
+            "row_locations": TensorSpec(INDEX, ("cp", "T")),
+            "strays": TensorSpec(INDEX, ("cp", "m", 6)),
+        },
+        params={"cp": int},
+        defaults={"page_size": 64, "staging_pages": None},
+        rows="cp",
         whole=True,
     ),
 }

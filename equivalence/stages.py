@@ -9,6 +9,7 @@ from torch import Tensor
 from equivalence import schema, specs
 from equivalence.case import Case
 from equivalence.errors import InvalidCase
+from equivalence.verdict import PAGES
 from equivalence.windows import Windows, param
 from refimpl.bits import SCALE_BYTES
 from refimpl.profiles import find
@@ -44,10 +45,14 @@ class Fit:
             least = -(-least // _BITS)
         count, *cells = tensor.shape or (-1,)
         fits = count in self.rows and len(cells) == len(self.dims)
-        wide = fits and (cells[0] >= least if self.wider else tuple(cells) == self.dims)
+        if self.wider:
+            wide = fits and cells[0] >= least and tuple(cells[1:]) == self.dims[1:]
+        else:
+            wide = fits and tuple(cells) == self.dims
         if not wide:
             rows = " or ".join(map(str, dict.fromkeys(self.rows)))
-            dims = [f"{least} or wider"] if self.wider else map(str, self.dims)
+            dims = list(map(str, self.dims))
+            dims[:1] = [f"{least} or wider"] if self.wider else dims[:1]
             return "shape", f"[{', '.join([rows, *dims])}]", str(list(tensor.shape))
         if tensor.dtype not in self.dtypes:
             return "dtype", " or ".join(map(_name, self.dtypes)), _name(tensor.dtype)
@@ -68,6 +73,9 @@ def fit(case: Case, stage: str, windows: Windows, *, rows: int) -> Fit:
             wider=True,
             dtypes=(torch.int32,) if ids else (torch.bool, torch.uint8),
         )
+    if stage == "strays":
+        cells = specs.OPS[case.op].outputs[stage].dims[2]
+        return Fit(rows=(rows,), dims=(0, int(cells)), wider=True, dtypes=dtypes_of(case, stage))
     picks = stage in (*PICKS, "page_indices")
     known = picks or stage in ("logits", "packed")
     return Fit(
@@ -76,6 +84,12 @@ def fit(case: Case, stage: str, windows: Windows, *, rows: int) -> Fit:
         wider=picks,
         dtypes=(torch.int32,) if picks else dtypes_of(case, stage),
     )
+
+
+def unwanted(case: Case, stage: str) -> str:
+    """Why nothing can be said of an output that its op may give, or ""."""
+    pools = stage.replace("pages", "pools")
+    return f"the case has no {pools}" if stage in PAGES and pools not in case.inputs else ""
 
 
 def picked(case: Case) -> tuple[str, ...]:

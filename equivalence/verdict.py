@@ -43,6 +43,10 @@ RULES = (
 )
 
 
+PAGES = ("token_pages", "index_pages")
+"""Outputs of pages that every rank holds: what is counted are pages, failing ones by slot."""
+
+
 class Status(Enum):
     """Equal under the contract, different, or nothing may be concluded."""
 

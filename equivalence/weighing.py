@@ -27,6 +27,11 @@ def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
         verdict: what is known before: the case, the contract.
         progress: told (rows done, rows in all).
     """
+    whole = ops.find(job.case.op).weigh
+    if whole is not None:
+        runs, coverage = whole(job.case, job.sides, progress)
+        of = replace(verdict, runs=tuple(runs), scores="reference", coverage=coverage)
+        return sum_up(of)
     tallies = [
         RunTally(name=side.name, findings=list(side.findings), memory=side.memory, paths=side.paths)
         for side in job.sides
@@ -60,7 +65,7 @@ def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
         runs.append(Run(name="record", stages={}, findings=tuple(about)))
     judged = int(live.sum()) if anything else 0
     arithmetic = job.case.arithmetic or "" if job.source == "reference" else ""
-    return _sum_up(
+    return sum_up(
         replace(
             verdict,
             runs=tuple(runs),
@@ -192,7 +197,7 @@ def _drifted(job: Job, hashed: digest.Rows) -> list[Finding]:
     return told
 
 
-def _sum_up(verdict: Verdict) -> Verdict:
+def sum_up(verdict: Verdict) -> Verdict:
     """The status of a case from its runs, and a note where it is not plain why."""
     statuses = [stage.status for run in verdict.runs for stage in run.stages.values()]
     statuses += [finding.status for run in verdict.runs for finding in run.findings]

@@ -143,8 +143,9 @@ def direct_table(batch: Batch) -> tuple[Tensor, Tensor]:
     """
     now, page = current_slots(batch), batch.slot_pages.long()
     read = page > NOTHING
-    source = torch.where(read, batch.owner.long()[page.clamp(min=0)], -1)
-    row = torch.where(read, batch.local_page.long()[page.clamp(min=0)], NOTHING)
+    source, row = torch.full_like(page, -1), torch.full_like(page, NOTHING)
+    source[read] = batch.owner.long()[page[read]]
+    row[read] = batch.local_page.long()[page[read]]
     source[now] = batch.cp + page_writers(batch)
     row[now] = staging_rows(batch)[now]
     return source, row
@@ -257,7 +258,7 @@ def misfit(batch: Batch) -> str:
 def _strange_pages(batch: Batch, pool_pages: int) -> Iterator[Problem]:
     """Pages, owners, local pages and writers that do not exist."""
     page = batch.slot_pages.long()
-    for slot in ((page >= len(batch.owner)) | (page < -1)).nonzero()[:, 0].tolist():
+    for slot in ((page >= max(len(batch.owner), 1)) | (page < -1)).nonzero()[:, 0].tolist():
         yield Problem(
             rule="out-of-window",
             sentence=f"page {int(page[slot])} is none of {len(batch.owner)} logical pages",

@@ -113,12 +113,13 @@ def compose_pages(
     now = batches.current_slots(step).tolist()
     carries = bool(batches.carried_tokens(step).any())
     fresh = set(now[1:] if carries else now)
+    pages = [pool.unbind(1) for pool in held.unbind(1)]
     rank, local = owner.tolist(), local_page.tolist()
-    for slot, page in enumerate(slot_pages.tolist()):
+    for slot, (into, page) in enumerate(zip(dense.unbind(1), slot_pages.tolist(), strict=True)):
         if page <= NOTHING or slot in fresh:
-            dense[:, slot] = 0
+            into.zero_()
         else:
-            dense[:, slot] = held[:, rank[page], local[page]]
+            into.copy_(pages[rank[page]][local[page]])
     locations = batches.row_locations(step)
     write_rows(dense, rows=tokens, locations=locations, kind=kind, page_size=page_size)
     return dense.view(pools.dtype)

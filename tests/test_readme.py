@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch._inductor.test_operators  # noqa: F401 - it can be imported once a process
 
-from equivalence import cli, generate, ops, tables
+import equivalence.paths.chunked  # noqa: F401 - likewise, with what it is made of
+from equivalence import cli, generate, ops, steps, tables
 from equivalence.errors import NotEquivalent
+from equivalence.paths.ipc.faulty import FAULTS
+from equivalence.paths.ipc.ways import WAYS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -212,3 +215,36 @@ def test_the_readmes_families_name_ops() -> None:
     named = set(re.findall(r"`(\w+)`", table))
     assert named <= set(ops.OPS)
     assert {"prefill_indexer", "publish_mask", "qsa_indexer", "quantize_k", "merge_topk"} <= named
+
+
+@pytest.mark.xdist_group("ranks")
+def test_the_readmes_composition_is_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight processes print what the page shows."""
+    (console,) = (block for block in blocks("console") if "equivalence compose" in block)
+    command, _, shown = console.partition("\n")
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(command.removeprefix("$ equivalence ").split())
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_the_readme_names_every_way_scenario_and_fault() -> None:
+    """Ways and scenarios one by one; of faults, how many there are."""
+    section = README[README.index("## Ranks that share pages") : README.index("## Families")]
+    batches = "batches of 1 to 12 requests"
+    names = [name for name in steps.NAMES if not name.startswith("bs-")]
+    assert [name for name in (*WAYS, *names) if f"`{name}`" not in section] == []
+    assert batches in section
+    named = re.findall(r"`--fault ([\w-]+)", section)
+    assert set(named) <= set(FAULTS)
+    assert len(FAULTS) - len(named) == 20
+
+
+@pytest.mark.xdist_group("ranks")
+def test_the_readmes_exchange_runs_on_ranks(pytester: pytest.Pytester) -> None:
+    """Four processes; with other bytes it fails."""
+    pytester.makepyfile(test_my_exchange=block("mark.ranks"))
+    pytester.runpytest_subprocess("test_my_exchange.py").assert_outcomes(passed=1)
+    wrong = block("mark.ranks").replace("copy_(tokens[link.rank])", "fill_(link.rank)")
+    pytester.makepyfile(test_my_exchange=wrong)
+    pytester.runpytest_subprocess("test_my_exchange.py").assert_outcomes(failed=1)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from equivalence.receipt import Receipt
 from equivalence.units import many, size
-from equivalence.verdict import Evidence, Finding, Memory, Run, Stage, Status, Verdict
+from equivalence.verdict import PAGES, Evidence, Finding, Memory, Run, Stage, Status, Verdict
 
 _ROWS = 3
 _CLASSES = ("identical", "reordered", "tied", "open", "undecided", "different")
@@ -33,7 +33,11 @@ def _headline(verdict: Verdict) -> str:
     named = [] if verdict.case == "case" else [verdict.case]
     name = " ".join(filter(None, [*named, verdict.op]))
     failing = verdict.failing
-    if different and failing:
+    pages = [stage for name, stage in verdict.stages.items() if name in PAGES]
+    apart = sum(stage.counts["different"] for stage in pages)
+    if different and apart:
+        what = f"{apart:,} of {many(sum(s.counts['rows'] for s in pages), 'page')} differ"
+    elif different and failing and not pages:
         what = f"{len(failing):,} of {many(verdict.coverage.rows, 'row')} differ"
     else:
         what = "it differs" if different else "nothing may be concluded"
@@ -47,11 +51,14 @@ def _run(run: Run, *, named: bool) -> list[str]:
     told = _told(run)
     for finding in told:
         lines += [*_finding(finding), ""]
+    paged = any(name in PAGES for name in run.stages)
     wrong = len({row for stage in run.stages.values() for row in stage.failing})
     shown = len({finding.row for finding in told} - {None})
-    if wrong > shown:
+    if paged and (more := sum(sum(s.rules.values()) for s in run.stages.values()) - len(told)) > 0:
+        lines.append(f"  ... {many(more, 'more finding')}")
+    elif wrong > shown and not paged:
         lines.append(f"  ... {many(wrong - shown, 'more row')}")
-    lines += [f"  {name}: {_agreement(stage)}" for name, stage in run.stages.items()]
+    lines += [f"  {name}: {_agreement(stage, unit(name))}" for name, stage in run.stages.items()]
     blamed = [f"the {where} in {many(n, 'row')}" for where, n in run.blame.items() if n]
     if blamed:
         lines.append(f"  the fault began in {', in '.join(blamed)}")
@@ -84,7 +91,8 @@ def _told(run: Run) -> list[Finding]:
 
 def _finding(finding: Finding) -> list[str]:
     """One finding: where, the values, the reading."""
-    where = f"{finding.stage}" if finding.row is None else f"row {finding.row}   {finding.stage}"
+    row = "slot" if finding.stage in PAGES else "row"
+    where = f"{finding.stage}" if finding.row is None else f"{row} {finding.row}   {finding.stage}"
     head = "   ".join(filter(None, [where, finding.place, finding.rule]))
     place, value = (
         max((len(getattr(line, part)) for line in finding.evidence), default=0)
@@ -100,7 +108,12 @@ def _line(line: Evidence, place: int, value: int) -> str:
     return f"{aligned}  {line.note}" if line.bits else f"{aligned.rstrip()}  {line.note}"
 
 
-def _agreement(stage: Stage) -> str:
+def unit(stage: str) -> str:
+    """What the rows of an output are."""
+    return "page" if stage in PAGES else "row"
+
+
+def _agreement(stage: Stage, what: str) -> str:
     """What of one output is right."""
     counts = stage.counts
     if "within" in counts:
@@ -109,7 +122,7 @@ def _agreement(stage: Stage) -> str:
         return f"{counts['identical']:,} of {many(counts['compared'], 'cell')} hold the same bits"
     good = {kind: counts[kind] for kind in _CLASSES[:4] if counts.get(kind)}
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in good.items())
-    head = f"{sum(good.values()):,} of {many(counts['rows'], 'row')} agree"
+    head = f"{sum(good.values()):,} of {many(counts['rows'], what)} agree"
     return f"{head}: {kinds}" if kinds else head
 
 
@@ -122,10 +135,8 @@ def case_lines(verdict: Verdict, *, width: int = 0) -> str:
     """
     status = verdict.status.value + (", expected" if verdict.expected else "")
     names = dict.fromkeys(name for run in verdict.runs for name in run.stages)
-    parts = [
-        f"{name:<15} {_counts([r.stages[name] for r in verdict.runs if name in r.stages])}"
-        for name in names
-    ]
+    looks = {name: [r.stages[name] for r in verdict.runs if name in r.stages] for name in names}
+    parts = [f"{name:<15} {_counts(each, unit(name))}" for name, each in looks.items()]
     parts += [f"{'control':<15} {_control(n, c)}" for n, c in verdict.control.items()]
     for run in verdict.runs[:1]:
         parts += [f"{'ran':<15} {path(receipt)}" for receipt in run.paths]
@@ -148,7 +159,7 @@ def _control(name: str, counts: Mapping[str, int]) -> str:
     return f"{name} run against run: {', '.join(kinds)}"
 
 
-def _counts(stages: Sequence[Stage]) -> str:
+def _counts(stages: Sequence[Stage], what: str) -> str:
     """One output: cells, or rows by class with a number for each run."""
     if "compared" in stages[0].counts:
         compared = sum(stage.counts["compared"] for stage in stages)
@@ -163,7 +174,7 @@ def _counts(stages: Sequence[Stage]) -> str:
             parts.append(f"{' and '.join(f'{n:,}' for n in each)} {kind}")
     rules = dict.fromkeys(rule for stage in stages for rule in stage.rules)
     why = f" ({', '.join(rules)})" if rules else ""
-    return f"{many(stages[0].counts['rows'], 'row')}{runs}: {', '.join(parts)}{why}"
+    return f"{many(stages[0].counts['rows'], what)}{runs}: {', '.join(parts)}{why}"
 
 
 def summary(verdicts: Iterable[Verdict]) -> str:
@@ -171,12 +182,15 @@ def summary(verdicts: Iterable[Verdict]) -> str:
     cases = list(verdicts)
     rows: Counter[str] = Counter()
     cells: Counter[str] = Counter()
+    pages: Counter[str] = Counter()
     for verdict in cases:
-        for stage in verdict.stages.values():
-            (cells if "compared" in stage.counts else rows).update(stage.counts)
+        for name, stage in verdict.stages.items():
+            kind = pages if name in PAGES else cells if "compared" in stage.counts else rows
+            kind.update(stage.counts)
     head = [many(len(cases), "case")]
     head += [many(cells["compared"], "logit")] if cells["compared"] else []
     head += [many(rows["rows"], "row")] if rows["rows"] else []
+    head += [many(pages["rows"], "page")] if pages["rows"] else []
     return f"{', '.join(head)}: {_outcome(cases)}{_allowed(cases, rows)}; {_undecided(cases)}"
 
 

@@ -1,0 +1,180 @@
+"""Ways to compose pages, run over ranks on the steps of scenarios, each step judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from equivalence import composed, judge, ops, receipt, steps
+from equivalence.case import held
+from equivalence.contract import Contract, describe
+from equivalence.errors import InvalidCase, UsageError
+from equivalence.matrix import Cell, Step
+from equivalence.paths.ipc import candidate
+from equivalence.paths.ipc.candidate import Pool, RanksFailed
+from equivalence.paths.ipc.ways import WAYS
+from equivalence.verdict import PAGES, Finding, Run, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from equivalence.candidate import Candidate
+    from equivalence.case import Case
+
+    Progress = Callable[[str, int, int], None]
+
+
+def over(
+    pool: Pool,
+    ways: Sequence[str] | None = None,
+    scenarios: Sequence[str] | None = None,
+    *,
+    cp: int = 8,
+    layers: int = 8,
+    kinds: Sequence[str] = ("token", "index"),
+    seed: int = 0,
+    scale: int = 1,
+    fault: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    judged: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[Cell]:
+    """Run every way over every scenario on one pool of ranks, and judge every step.
+
+    Args:
+        pool: of `cp` ranks.
+        ways: names of `paths.ipc.ways.WAYS`; None for all.
+        scenarios: names of `steps.NAMES`; None for all.
+        cp: how many ranks the batches are split over.
+        layers: of every kind.
+        kinds: token, index or both.
+        seed: of the scenarios.
+        scale: divides their lengths.
+        fault: a fault on demand as data, see `paths.ipc.faulty`.
+        timeout: seconds that a rank may be silent; None for the pool's own.
+        judged: False to run the steps alone, as all but one of joined ranks do.
+        progress: told (scenario and way, steps done, steps in all).
+
+    Yields:
+        One result a scenario and way, scenario by scenario.
+
+    Raises:
+        UsageError: before anything runs: a name or a number is none of those.
+    """
+    chosen = known("way", ways, tuple(WAYS))
+    named = known("scenario", scenarios, steps.NAMES)
+    total = len(chosen) * sum(len(steps.plan(name)) for name in named)
+    done = 0
+    for name in named:
+        cases = steps.sequence(name, cp=cp, layers=layers, kinds=kinds, seed=seed, scale=scale)
+        for way in chosen:
+            if progress is not None:
+                progress(f"{name} {way}", done, total)
+            yield played(
+                pool, way, cases, scenario=name, fault=fault, timeout=timeout, judged=judged
+            )
+            done += len(cases)
+
+
+def known(what: str, asked: Sequence[str] | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The names asked for, each once; all of them for None.
+
+    Raises:
+        UsageError: one does not exist, or none is asked for.
+    """
+    if asked is None:
+        return tuple(names)
+    for name in asked:
+        if name not in names:
+            raise UsageError(f"no {what} is named {name!r}: there are {', '.join(names)}")
+    if not asked:
+        raise UsageError(f"no {what} is named at all: there are {', '.join(names)}")
+    return tuple(dict.fromkeys(asked))
+
+
+def played(
+    pool: Pool,
+    way: str,
+    cases: Sequence[Case],
+    *,
+    scenario: str,
+    fault: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    judged: bool = True,
+    path: str = "",
+) -> Cell:
+    """Run one way over steps in order, on the same ranks, up to the first in which a rank fails.
+
+    Args:
+        pool: of as many ranks as the cases have.
+        way: its name.
+        cases: of op `compose_pages`.
+        scenario: what they are called together.
+        fault: as `over`.
+        timeout: as `over`.
+        judged: as `over`.
+        path: the file they stand in, or "".
+    """
+    compose = candidate.over(pool, way, fault=fault, timeout=timeout)
+    done: list[Step] = []
+    for i, case in enumerate(cases):
+        done.append(_step(compose, way, case, cases[:i], judged=judged))
+        if not done[-1].pages:
+            break
+    return Cell(way=way, scenario=scenario, steps=tuple(done), planned=len(cases), path=path)
+
+
+def _step(
+    compose: Candidate, way: str, case: Case, earlier: Sequence[Case], *, judged: bool
+) -> Step:
+    """One case composed and judged; what forbids it is told before any rank hears of it."""
+    blank = Verdict(
+        case=case.name,
+        op=case.op,
+        path=case.path,
+        status=Status.UNDECIDED,
+        contract=describe(Contract(), origin="default"),
+    )
+    try:
+        ops.validate(case)
+        whole = held(case)
+        refused = judge.refusal(whole, blank)
+    except InvalidCase as error:
+        refused = judge.invalid(blank, str(error))
+    if refused is not None:
+        return Step(verdict=refused, pages=0, bytes=0, seconds=0.0)
+    start = perf_counter()
+    with receipt.collected() as left:
+        try:
+            outputs = compose(**whole.inputs, **whole.params)
+        except RanksFailed as error:
+            seconds = perf_counter() - start
+            failed = _failed(blank, way, error)
+            return Step(verdict=failed, pages=0, bytes=0, seconds=seconds)
+    seconds = perf_counter() - start
+    verdict = replace(blank, note="another rank judges this")
+    if judged:
+        verdict = composed.judge(whole, outputs, name=way, earlier=earlier)
+        runs = tuple(replace(run, paths=tuple(left)) for run in verdict.runs)
+        verdict = replace(verdict, runs=runs)
+    pages = [outputs[name] for name in PAGES if name in outputs]
+    return Step(
+        verdict=verdict,
+        pages=sum(kind.shape[:3].numel() for kind in pages),
+        bytes=sum(kind.nbytes for kind in pages),
+        seconds=seconds,
+    )
+
+
+def _failed(blank: Verdict, way: str, error: RanksFailed) -> Verdict:
+    """Nothing may be concluded of a step in which a rank ended or was silent."""
+    found = Finding(
+        stage="candidate",
+        rule=error.rule,
+        status=Status.UNDECIDED,
+        run=way,
+        place=f"rank {error.rank}",
+        reading=str(error),
+    )
+    return replace(blank, runs=(Run(name=way, stages={}, findings=(found,)),))

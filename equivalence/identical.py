@@ -1,0 +1,120 @@
+"""Whether all ranks hold the same bits, whatever these should be."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from equivalence import plain
+from equivalence.errors import NotEquivalent, Undecided, UsageError
+from equivalence.replay import Outcome
+from equivalence.verdict import Evidence, Finding, Run, Stage, Status, Verdict
+
+_OP = "ranks"
+
+
+def assert_ranks_identical(outcomes: Sequence[Outcome]) -> None:
+    """Every rank succeeded, and all ranks' outputs are the same bits.
+
+    Args:
+        outcomes: one a rank, as `Pool.run` gives them.
+
+    Raises:
+        NotEquivalent: two ranks differ; the message names ranks, output, place and both values.
+        Undecided: a rank failed, or no rank gave any output.
+        UsageError: there is no outcome at all.
+    """
+    __tracebackhide__ = True
+    if not outcomes:
+        raise UsageError("no outcome of any rank was given: Pool.run returns one for each")
+    for rank, outcome in enumerate(outcomes):
+        if outcome.rule:
+            message = f"rank {rank} failed ({outcome.rule}): {outcome.message}"
+            raise Undecided(message, _verdict(message, outcome.rule, Status.UNDECIDED))
+    if not any(tensor.numel() for outcome in outcomes for tensor in outcome.outputs.values()):
+        message = f"{len(outcomes)} ranks gave no value: nothing was compared"
+        raise Undecided(message, _verdict(message, "not-compared", Status.UNDECIDED))
+    found = {
+        rank: difference
+        for rank, outcome in enumerate(outcomes)
+        if (difference := _difference(rank, outcomes[0], outcome)) is not None
+    }
+    if found:
+        sentence, output, evidence = next(iter(found.values()))
+        others = f"rank{'s' if len(found) > 1 else ''} {' '.join(map(str, found))}"
+        message = f"{others} of {len(outcomes)} diverged from rank 0: {sentence}"
+        verdict = _verdict(message, "diverged", Status.DIFFERENT, output, evidence)
+        raise NotEquivalent(message, verdict)
+
+
+def _difference(
+    rank: int, first: Outcome, other: Outcome
+) -> tuple[str, str, tuple[Evidence, ...]] | None:
+    """The first difference of a rank from rank 0: the sentence, the output and both values."""
+    for name in dict.fromkeys([*first.outputs, *other.outputs]):
+        if name not in first.outputs or name not in other.outputs:
+            has, lacks = (0, rank) if name in first.outputs else (rank, 0)
+            sentence = f"rank {has} gives {plain.line(name)} and rank {lacks} does not"
+            return sentence, name, ()
+        want, got = first.outputs[name], other.outputs[name]
+        if want.dtype is not got.dtype or want.shape != got.shape:
+            kinds = f"rank 0 gives {_kind(want)} and rank {rank} {_kind(got)}"
+            return f"{plain.line(name)}: {kinds}", name, ()
+        cells = _differing(want, got)
+        if cells is not None:
+            return _told(rank, name, want, got, cells)
+    return None
+
+
+def _differing(want: Tensor, got: Tensor) -> Tensor | None:
+    """Which cells differ in bits, of the tensor's shape; None where none does."""
+    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (want, got))
+    if torch.equal(a, b):
+        return None
+    cells = (a != b).view(-1, want.dtype.itemsize).any(1)
+    return cells.view(want.shape)
+
+
+def _told(
+    rank: int, name: str, want: Tensor, got: Tensor, cells: Tensor
+) -> tuple[str, str, tuple[Evidence, ...]]:
+    """Where two ranks differ first, in decimal and bits."""
+    at = tuple(cells.nonzero()[0].tolist())
+    values = [_value(tensor[at]) for tensor in (want, got)]
+    evidence = tuple(
+        Evidence(label=f"rank {which}", place=f"{list(at)}", value=value, bits=bits)
+        for which, (value, bits) in zip((0, rank), values, strict=True)
+    )
+    sides = [f"rank {e.label[5:]} holds {e.value} ({e.bits})" for e in evidence]
+    sentence = (
+        f"{plain.line(name)}{list(at)}: {' and '.join(sides)}; "
+        f"{int(cells.sum())} of {cells.numel()} cells differ"
+    )
+    return sentence, name, evidence
+
+
+def _value(cell: Tensor) -> tuple[str, str]:
+    """A cell in decimal, and its bits in hex."""
+    raw = cell.reshape(1).view(torch.uint8).flip(0).tolist()
+    number = (
+        cell.to(torch.float32) if cell.dtype.itemsize == 1 and cell.is_floating_point() else cell
+    )
+    return str(number.item()), "".join(f"{byte:02X}" for byte in raw)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _verdict(
+    message: str,
+    rule: str,
+    status: Status,
+    output: str = "outputs",
+    evidence: tuple[Evidence, ...] = (),
+) -> Verdict:
+    """What is known, as data."""
+    finding = Finding(stage=output, rule=rule, status=status, run=_OP, evidence=evidence)
+    stage = Stage(status=status, rules={rule: 1})
+    run = Run(name=_OP, stages={output: stage}, findings=(finding,))
+    return Verdict(case=_OP, op=_OP, status=status, note=message, runs=(run,))

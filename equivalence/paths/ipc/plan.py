@@ -1,0 +1,296 @@
+"""A rank's plan of one batch: every index that composing it takes, built once for all layers."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from equivalence import digest
+from equivalence.paths.ipc import moves
+from equivalence.paths.ipc.moves import Places, Read
+from refimpl import batch as batches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from refimpl.batch import Batch
+
+TENSORS = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
+"""The tensors of a batch."""
+_KEPT = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Span:
+    """One request in the legacy way; slots and places count from its first slot.
+
+    Attributes:
+        slots: where the request stands in the dense buffer.
+        prefix: the pages of its prefix that are in the own pool.
+        places: its current pages that are one's own.
+        tokens: which of the own tokens are its.
+    """
+
+    slots: slice
+    prefix: Read
+    places: Places
+    tokens: slice
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """What one rank reads and writes for a batch; index tensors stand where the regions do.
+
+    Attributes:
+        rank: whose plan it is.
+        ranks: how many there are.
+        page_size: tokens a page.
+        slots: S.
+        capacity: staging rows that hold a current page.
+        own: int64 [m], which of the T current tokens this rank computes.
+        locations: int32 [T], where current tokens stand in the dense buffer.
+        prefix: reads through the pools of all ranks.
+        current: int64 [C], the slots written in this step.
+        padding: int64, slots that hold nothing.
+        unread: int64, slots that no pool has: current ones and padding.
+        written: reads through the dense buffers of all ranks, current pages at their slots.
+        staged: reads through the stagings of all ranks, current pages at their rows.
+        table: reads through 2 * cp pointers, pools and then stagings.
+        dense: own current pages in a dense buffer.
+        compact: own current pages among the current pages.
+        staging: own current pages in a staging.
+        spans: one for each request with slots.
+        hits: by layer, whether its prefix is gathered early by this rank.
+    """
+
+    rank: int
+    ranks: int
+    page_size: int
+    slots: int
+    capacity: int
+    own: Tensor
+    locations: Tensor
+    prefix: tuple[Read, ...]
+    current: Tensor
+    padding: Tensor
+    unread: Tensor
+    written: tuple[Read, ...]
+    staged: tuple[Read, ...]
+    table: tuple[Read, ...]
+    dense: Places
+    compact: Places
+    staging: Places
+    spans: tuple[Span, ...]
+    hits: tuple[bool, ...] = ()
+
+
+def refuse(batch: Batch, *, pool_pages: int, staging_pages: int | None = None) -> None:
+    """Raise a ValueError with the sentence and the ids unless a batch may be composed."""
+    if why := batches.misfit(batch):
+        raise ValueError(why)
+    for problem in batches.problems(batch, pool_pages=pool_pages, staging_pages=staging_pages):
+        raise ValueError(problem.sentence)
+
+
+def capacity(batch: Batch, staging_pages: int | None = None) -> int:
+    """Staging rows that hold a current page: the limit, or enough for this batch.
+
+    Without a limit it is a power of two, so that batches of about one size share their memory.
+    """
+    if staging_pages is not None:
+        return staging_pages
+    return room(len(batches.current_slots(batch)))
+
+
+def room(pages: int) -> int:
+    """The least power of two that is enough, 1 or more."""
+    return 1 << max(pages - 1, 0).bit_length()
+
+
+def build(
+    batch: Batch,
+    *,
+    rank: int,
+    device: torch.device,
+    staging_pages: int | None = None,
+    hits: Sequence[bool] = (),
+) -> Plan:
+    """The plan of a batch that `refuse` lets pass.
+
+    Args:
+        batch: on the CPU.
+        rank: whose plan.
+        device: where the regions are.
+        staging_pages: staging rows that hold a current page; None for as many as it takes.
+        hits: by layer, whether the prefix is gathered early.
+    """
+    now = batches.current_slots(batch)
+    page, locations = batch.slot_pages.long(), batches.row_locations(batch)
+    table, row = batches.direct_table(batch)
+    old = (table >= 0) & (table < batch.cp)
+    empty = table < 0
+    writers = batches.page_writers(batch)
+    own = (batch.writer == rank).nonzero()[:, 0]
+    mine = (writers == rank).nonzero()[:, 0]
+    tokens = locations.long()[own]
+    at = torch.searchsorted(now, tokens // batch.page_size)
+    offset = tokens % batch.page_size
+    first = _carried(batch)
+    first = first[torch.isin(first, now[mine])]
+    index = torch.searchsorted(now, first)
+    held = batch.local_page.long()[page[first]]
+    staging = batches.staging_rows(batch)[now]
+
+    def places(rows: Tensor) -> Places:
+        return Places(
+            pages=rows[mine],
+            tokens=rows[at] * batch.page_size + offset,
+            carried=rows[index],
+            held=held,
+        )
+
+    prefix = _reads(table.where(old, -1), torch.arange(len(page)), row, batch.cp)
+    staged = _reads(writers, now, staging, batch.cp)
+    plan = Plan(
+        rank=rank,
+        ranks=batch.cp,
+        page_size=batch.page_size,
+        slots=len(page),
+        capacity=capacity(batch, staging_pages),
+        own=own,
+        locations=locations,
+        prefix=prefix,
+        current=now,
+        padding=empty.nonzero()[:, 0],
+        unread=(~old).nonzero()[:, 0],
+        written=_reads(writers, now, now, batch.cp),
+        staged=staged,
+        table=(*prefix, *moves.moved(staged, batch.cp)),
+        dense=places(now),
+        compact=places(torch.arange(len(now))),
+        staging=places(staging),
+        spans=(),
+        hits=tuple(hits),
+    )
+    return on(replace(plan, spans=tuple(_spans(batch, plan))), device)
+
+
+def on(plan: Plan, device: torch.device) -> Plan:
+    """The same plan with its tensors on a device."""
+    moved: Plan = _on(plan, device)
+    return moved
+
+
+class Plans:
+    """The latest plans, found by what a batch holds and never by where it is."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._held: OrderedDict[str, Plan] = OrderedDict()
+        self._lock = Lock()
+
+    def of(
+        self,
+        batch: Batch,
+        *,
+        rank: int,
+        device: torch.device,
+        pool_pages: int,
+        staging_pages: int | None = None,
+        hits: Sequence[bool] = (),
+    ) -> Plan:
+        """The plan of this batch, built where it is not held yet.
+
+        Raises:
+            ValueError: the batch may not be composed.
+        """
+        asked = (rank, str(device), pool_pages, staging_pages, list(hits))
+        key = content(batch) + json.dumps(asked)
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        refuse(batch, pool_pages=pool_pages, staging_pages=staging_pages)
+        plan = build(batch, rank=rank, device=device, staging_pages=staging_pages, hits=hits)
+        with self._lock:
+            self._held[key] = plan
+            while len(self._held) > _KEPT:
+                self._held.popitem(last=False)
+        return plan
+
+
+PLANS = Plans()
+"""The plans of this process."""
+
+
+def content(batch: Batch) -> str:
+    """A digest of everything that a batch says."""
+    sizes = [[name, *getattr(batch, name).shape] for name in TENSORS]
+    told = json.dumps([batch.cp, batch.page_size, sizes])
+    return told + "".join(digest.of_tensor(getattr(batch, name)) for name in TENSORS)
+
+
+def _carried(batch: Batch) -> Tensor:
+    """The slots of current pages that carry earlier tokens, int64."""
+    before, now = batches.slot_counts(batch)
+    first = (before + now).cumsum(0) - now
+    carried: Tensor = first[batches.carried_tokens(batch) > 0]
+    return carried
+
+
+def _reads(source: Tensor, slots: Tensor, rows: Tensor, count: int) -> tuple[Read, ...]:
+    """One read for each of `count` pointers that is used; -1 reads nothing."""
+    used = [(index, source == index) for index in range(count)]
+    return tuple(
+        Read(source=index, slots=slots[at], rows=rows[at]) for index, at in used if bool(at.any())
+    )
+
+
+def _spans(batch: Batch, plan: Plan) -> list[Span]:
+    """The requests with slots, in order."""
+    before, now = batches.slot_counts(batch)
+    ends = (before + now).cumsum(0)
+    mine = [read for read in plan.prefix if read.source == plan.rank]
+    nothing = torch.empty(0, dtype=torch.int64)
+    slots, rows = (mine[0].slots, mine[0].rows) if mine else (nothing, nothing)
+    owned = plan.dense
+    spans = []
+    for first, end in zip((ends - before - now).tolist(), ends.tolist(), strict=True):
+        if end == first:
+            continue
+        here = (slots >= first) & (slots < end)
+        tokens = owned.tokens // batch.page_size
+        begin, stop = torch.searchsorted(tokens, torch.tensor([first, end])).tolist()
+        carried = (owned.carried >= first) & (owned.carried < end)
+        places = Places(
+            pages=owned.pages[(owned.pages >= first) & (owned.pages < end)] - first,
+            tokens=owned.tokens[begin:stop] - first * batch.page_size,
+            carried=owned.carried[carried] - first,
+            held=owned.held[carried],
+        )
+        spans.append(
+            Span(
+                slots=slice(first, end),
+                prefix=Read(source=0, slots=slots[here] - first, rows=rows[here]),
+                places=places,
+                tokens=slice(begin, stop),
+            )
+        )
+    return spans
+
+
+def _on(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - what goes in comes out
+    """Tensors of plans, reads and places on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_on(item, device) for item in value)
+    if isinstance(value, (Plan, Span, Read, Places)):
+        return replace(value, **{name: _on(item, device) for name, item in vars(value).items()})
+    return value

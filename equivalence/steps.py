@@ -1,0 +1,237 @@
+"""Steps of context-parallel ranks at production sizes: what a batch reads, writes and finds there.
+
+A scenario is several steps on the same ranks, since old data show only where there are some. What a
+step writes stands in its owners' pools from the next one on, and later requests read it as prefix.
+Pages that nothing wrote hold random bytes, as the rest of a pool does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from equivalence.batchplans import NAMES, PAGE_SIZE, Request, plan
+from equivalence.case import Case
+from equivalence.errors import UsageError
+from refimpl import batch as batches
+from refimpl import compose
+from refimpl.batch import Batch
+
+__all__ = ["NAMES", "PAGE_SIZE", "TOKEN_BYTES", "plan", "sequence"]
+
+TOKEN_BYTES = {"token": 656, "index": 132}
+_SPARE = 2
+"""Pages of each pool that no step reads or writes."""
+_PAD_TO = 4
+"""Slots of a step are a multiple of this; what is left holds page 0 or -1."""
+
+
+@dataclass(kw_only=True)
+class _Text:
+    """Pages of a text, in order, and the tokens that they hold."""
+
+    pages: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Step:
+    """A step with its pages, before there are bytes: the text of each request, then its lengths."""
+
+    slots: tuple[int, ...]
+    prefix: tuple[int, ...]
+    extend: tuple[int, ...]
+
+
+def sequence(
+    name: str,
+    *,
+    cp: int = 8,
+    layers: int = 8,
+    kinds: Sequence[str] = ("token", "index"),
+    seed: int = 0,
+    scale: int = 1,
+) -> list[Case]:
+    """The steps of a scenario as cases of `compose_pages`, in order.
+
+    Pools keep their size from step to step, and `staging_pages` is what the step with most tokens
+    and the one with most requests admit.
+
+    Args:
+        name: one of NAMES.
+        cp: ranks.
+        layers: of every kind.
+        kinds: token, index or both.
+        seed: of bytes, of who owns which page, and of where it stands there.
+        scale: divides lengths, see `plan`.
+
+    Raises:
+        UsageError: a name, a kind or a number is none of those.
+    """
+    _check(cp, layers, kinds, seed)
+    requests = plan(name, scale=scale)
+    steps, pages = _paged(requests)
+    random = torch.Generator().manual_seed(seed)
+    each = -(-pages // cp) + _SPARE
+    owner, local = _placed(pages, cp=cp, each=each, random=random)
+    number = 1 + torch.randperm(len(owner) - 1, generator=random)
+    number = torch.cat([number.new_zeros(1), number])
+    table = {
+        "owner": torch.empty_like(owner).scatter_(0, number, owner).int(),
+        "local_page": torch.empty_like(local).scatter_(0, number, local).int(),
+    }
+    staging = batches.staging_capacity(
+        max_tokens=max(sum(step.extend) for step in steps),
+        max_requests=max(len(step.extend) for step in steps),
+        page_size=PAGE_SIZE,
+    )
+    shape = (layers, cp, 1 + each)
+    pools = {kind: _bytes((*shape, PAGE_SIZE * TOKEN_BYTES[kind]), random) for kind in kinds}
+    cases = []
+    for turn, step in enumerate(steps):
+        batch = _batch(step, number, table, cp=cp, turn=turn)
+        rows = {
+            kind: _bytes((layers, len(batch.writer), TOKEN_BYTES[kind]), random) for kind in kinds
+        }
+        named = {"scenario": name, "step": f"{turn}", "seed": f"{seed}", "scale": f"{scale}"}
+        cases.append(
+            Case(
+                op="compose_pages",
+                inputs={
+                    **{f"{kind}_pools": as_e4m3(pool) for kind, pool in pools.items()},
+                    **{f"{kind}_rows": as_e4m3(each_row) for kind, each_row in rows.items()},
+                    "slot_pages": batch.slot_pages,
+                    **table,
+                    "writer": batch.writer,
+                    "prefix_lens": batch.prefix_lens,
+                    "extend_lens": batch.extend_lens,
+                },
+                params={"cp": cp, "page_size": PAGE_SIZE, "staging_pages": staging},
+                provenance=named,
+                name=f"{name}.{turn}",
+            )
+        )
+        if turn + 1 < len(steps):
+            pools = {kind: _kept(pools[kind], rows[kind], batch, kind) for kind in kinds}
+    return cases
+
+
+def as_e4m3(raw: Tensor) -> Tensor:
+    """The same bytes as e4m3, in place."""
+    return raw.view(torch.float8_e4m3fn)
+
+
+def _check(cp: int, layers: int, kinds: Sequence[str], seed: int) -> None:
+    """Refuse what makes no sequence."""
+    for name, count, least in (("cp", cp, 1), ("layers", layers, 1), ("seed", seed, 0)):
+        if count < least:
+            raise UsageError(f"{name} is {count}: it is {least} or more")
+    if not kinds or set(kinds) - set(compose.KINDS) or len(set(kinds)) != len(kinds):
+        raise UsageError(
+            f"kinds are {', '.join(kinds) or 'none'}: {' or '.join(compose.KINDS)}, or both"
+        )
+
+
+def _paged(steps: Sequence[Sequence[Request]]) -> tuple[list[_Step], int]:
+    """The steps with pages 1, 2, ... as they come into use, and how many those are."""
+    texts: dict[str, _Text] = {}
+    count = 0
+    paged = []
+    for requests in steps:
+        slots: list[list[int]] = []
+        prefixes: list[int] = []
+        written: dict[str, _Text] = {}
+        for request in requests:
+            read = texts.setdefault(request.of or request.text, _Text())
+            prefix = read.tokens if request.prefix is None else request.prefix
+            prefix -= prefix % PAGE_SIZE if request.whole else 0
+            needed = -(-prefix // PAGE_SIZE)
+            fresh = range(count + 1, count + 1 + max(0, needed - len(read.pages)))
+            read.pages.extend(fresh)
+            read.tokens = max(read.tokens, prefix)
+            count += len(fresh)
+            end = prefix + request.extend
+            new = range(count + 1, count + 1 - (-end // PAGE_SIZE) - needed)
+            count += len(new)
+            slots.append([*read.pages[:needed], *new])
+            prefixes.append(prefix)
+            written[request.text] = _Text(pages=list(slots[-1]), tokens=end)
+        texts.update(written)
+        paged.append(
+            _Step(
+                slots=tuple(chain.from_iterable(slots)),
+                prefix=tuple(prefixes),
+                extend=tuple(request.extend for request in requests),
+            )
+        )
+    return paged, count
+
+
+def _placed(pages: int, *, cp: int, each: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Owner and local page of logical pages 0 .. pages, int64, evenly and in no order.
+
+    Page 0 is nobody's.
+    """
+    place = torch.arange(-(-pages // cp) * cp)
+    owner = torch.cat([torch.randperm(cp, generator=random) for _ in range(len(place) // cp)])
+    local = torch.stack([1 + torch.randperm(each, generator=random) for _ in range(cp)])
+    nth = place // cp
+    nobody = place.new_zeros(1)
+    return (
+        torch.cat([nobody, owner[:pages]]),
+        torch.cat([nobody, local[owner, nth][:pages]]),
+    )
+
+
+def _batch(
+    step: _Step, number: Tensor, table: Mapping[str, Tensor], *, cp: int, turn: int
+) -> Batch:
+    """A step as the ranks get it."""
+    slots = number[torch.tensor(step.slots)].int()
+    padding = torch.arange(-len(slots) % _PAD_TO, dtype=torch.int32) % 2 - 1
+    slots = torch.cat([slots, padding])
+    runs, first = [], 0
+    for i, (prefix, extend) in enumerate(zip(step.prefix, step.extend, strict=True)):
+        own = batches.split_writers(
+            prefix_lens=[prefix], extend_lens=[extend], cp=cp, page_size=PAGE_SIZE
+        )
+        page = int(slots[first + prefix // PAGE_SIZE])
+        # Who has the tokens that a page carries writes the rest of it.
+        shift = int(table["owner"][page]) if prefix % PAGE_SIZE else i + turn
+        runs.append((own + shift) % cp)
+        first += -(-(prefix + extend) // PAGE_SIZE)
+    return Batch(
+        slot_pages=slots,
+        owner=table["owner"],
+        local_page=table["local_page"],
+        writer=torch.cat(runs),
+        prefix_lens=torch.tensor(step.prefix, dtype=torch.int32),
+        extend_lens=torch.tensor(step.extend, dtype=torch.int32),
+        cp=cp,
+        page_size=PAGE_SIZE,
+    )
+
+
+def _kept(pools: Tensor, rows: Tensor, batch: Batch, kind: str) -> Tensor:
+    """Pools after a step: its tokens stand in their pages at the owners, the rest stays."""
+    now = batches.current_slots(batch)
+    page = batch.slot_pages[now].long()
+    rank, local = batch.owner[page].long(), batch.local_page[page].long()
+    pages = pools[:, rank, local]
+    locations = batches.row_locations(batch).long()
+    slot = torch.searchsorted(now, locations // PAGE_SIZE)
+    at = slot * PAGE_SIZE + locations % PAGE_SIZE
+    compose.write_rows(pages, rows=rows, locations=at, kind=kind, page_size=PAGE_SIZE)
+    after = pools.clone()
+    after[:, rank, local] = pages
+    return after
+
+
+def _bytes(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Random bytes, every value alike."""
+    count = torch.Size(shape).numel()
+    words = torch.empty(-(-count // 8), dtype=torch.int64)
+    words.random_(-(2**63), None, generator=random)
+    return words.view(torch.uint8)[:count].view(shape)

@@ -1,0 +1,101 @@
+"""Collectives of ranks in host memory: gloo over the loopback interface, and no network.
+
+Ranks first come together in the control memory, where a missing one is seen and named; gloo then
+has all of them.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Collectives:
+    """What one rank does together with all others.
+
+    Attributes:
+        store: through which gloo's ranks find each other; asked for at the first collective.
+        rank: this one.
+        ranks: how many there are.
+        timeout: seconds.
+        meet: returns once every rank has called it.
+        leave: called when a collective is done.
+        made: the gloo group, once there is one.
+    """
+
+    store: Callable[[], Store]
+    rank: int
+    ranks: int
+    timeout: float
+    meet: Callable[[], None]
+    leave: Callable[[], None]
+    made: list[dist.ProcessGroup] = field(default_factory=list)
+
+    def group(self) -> dist.ProcessGroup:
+        """The gloo group; every rank asks for it."""
+        self.meet()
+        found = self._connected()
+        self.leave()
+        return found
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Add up over ranks, in place; bytes (u8, e4m3) as u8."""
+        given = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+        whole = given.contiguous()
+        self._reduce(whole, torch.add)
+        if whole.data_ptr() != given.data_ptr():
+            given.copy_(whole)
+
+    def agree(self, number: int) -> int:
+        """The least of the numbers that ranks say."""
+        said = torch.tensor(number, dtype=torch.int64)
+        self._reduce(said, torch.minimum)
+        return int(said)
+
+    def close(self) -> None:
+        """End what was made here."""
+        for group in self.made:
+            dist.destroy_process_group(group)
+
+    def _reduce(self, tensor: Tensor, join: Callable[..., Tensor]) -> None:
+        """Join in place what ranks hold: gathered on rank 0, joined there, and told to all.
+
+        Gloo's ring has two steps a rank, each a switch of processes: where ranks outnumber cores
+        it takes 21 ms for what these two calls do in 3.
+        """
+        self.meet()
+        if self.ranks > 1:
+            group, first = self._connected(), self.rank == 0
+            parts = [torch.empty_like(tensor) for _ in range(self.ranks)] if first else None
+            dist.gather(tensor, parts, dst=0, group=group)
+            for part in (parts or ())[1:]:
+                join(tensor, part, out=tensor)
+            dist.broadcast(tensor, src=0, group=group)
+        self.leave()
+
+    def _connected(self) -> dist.ProcessGroup:
+        if not self.made:
+            os.environ.setdefault(INTERFACE, "lo")
+            limit = timedelta(seconds=self.timeout)
+            if dist.is_initialized():
+                self.made.append(dist.new_group(backend="gloo", timeout=limit))
+                return self.made[0]
+            dist.init_process_group(
+                "gloo",
+                store=self.store(),
+                rank=self.rank,
+                world_size=self.ranks,
+                timeout=limit,
+            )
+            if dist.group.WORLD is None:
+                raise RuntimeError("torch.distributed was started and has no group")
+            self.made.append(dist.group.WORLD)
+        return self.made[0]

@@ -1,0 +1,124 @@
+"""Which device a rank is on, when its work is done, and sums over ranks of device memory."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # it has it
+
+from equivalence.errors import UsageError
+from equivalence.world import segment
+from equivalence.world.transport import World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def of(rank: int, asked: str | None, count: int, *, transport: str) -> torch.device:
+    """The device of a rank: round and round over all there are, or the one that was asked for.
+
+    Args:
+        rank: its number.
+        asked: as the user named it; None or "cuda" leaves it to the rank.
+        count: devices of this machine.
+        transport: for the messages.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    if count < 1:
+        raise UsageError(f"transport {transport} needs a CUDA device; torch finds none")
+    named = torch.device(asked or "cuda")
+    if named.type != "cuda":
+        raise UsageError(f"transport {transport} is memory of CUDA devices; device is {asked}")
+    index = rank % count if named == torch.device("cuda") else named.index
+    if index >= count:
+        raise UsageError(f"device is {asked}; torch finds {count}, from cuda:0 on")
+    return torch.device("cuda", index)
+
+
+def enter(world: World, *, transport: str) -> tuple[torch.device, list[str]]:
+    """Make a rank's device the current one.
+
+    Returns:
+        it, and what identifies the device of each rank.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    count = torch.cuda.device_count()
+    device = of(world.rank, world.device, count, transport=transport)
+    torch.cuda.set_device(device)
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    return device, [told["device"] for told in world.share("device", {"device": name})]
+
+
+def apart(names: list[str]) -> bool:
+    """Whether every rank has a device of its own."""
+    return len(set(names)) == len(names)
+
+
+def mark(device: torch.device) -> Callable[[], bool]:
+    """Whether all that the current stream was given up to now is done, asked without waiting."""
+    if device.type != "cuda":
+        return lambda: True
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+    event.record()
+    return lambda: bool(event.query())  # type: ignore[no-untyped-call]  # likewise
+
+
+def through_host(world: World) -> Callable[[Tensor], None]:
+    """Sums by gloo over copies in host memory: NCCL refuses two ranks on one GPU."""
+
+    def all_reduce(tensor: Tensor) -> None:
+        host = tensor.cpu()
+        world.all_reduce(host)
+        tensor.copy_(host)
+
+    return all_reduce
+
+
+def by_nccl(group: "ProcessGroup") -> Callable[[Tensor], None]:
+    """Sums by NCCL, in the order of the stream; one byte of any dtype adds as a byte."""
+
+    def all_reduce(tensor: Tensor) -> None:
+        plain = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+        dist.all_reduce(plain, group=group)
+
+    return all_reduce
+
+
+def nccl(world: World, device: torch.device) -> "ProcessGroup":
+    """The NCCL group of a world whose ranks have a GPU each, connected; every rank calls it.
+
+    Raises:
+        RuntimeError: NCCL does not add up.
+    """
+    limit = timedelta(seconds=world.timeout)
+    group: Any
+    if dist.is_initialized():
+        group = dist.new_group(backend="nccl", timeout=limit)
+    else:
+        # The store's file keeps its name while the world lasts: groups made later use it too.
+        dist.init_process_group(
+            "nccl", store=_store(world), rank=world.rank, world_size=world.ranks, timeout=limit
+        )
+        group = dist.group.WORLD
+    probe = torch.ones(1, dtype=torch.uint8, device=device)
+    dist.all_reduce(probe, group=group)
+    if int(probe) != world.ranks % 256:
+        raise RuntimeError(f"NCCL adds {world.ranks} ones up to {int(probe)}")
+    return group  # type: ignore[no-any-return]  # this rank is in it
+
+
+def _store(world: World) -> FileStore:
+    """A store in a file of this user alone, whose name goes with the world's other names."""
+    path = segment.FOLDER / f"{world.tag}-nccl"
+    if world.rank == 0:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o600))
+    world.share("nccl store", {})
+    return FileStore(str(path), world.ranks)

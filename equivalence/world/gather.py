@@ -1,0 +1,185 @@
+"""What the launcher hears from its ranks during one run, and the outcomes that follow."""
+
+import os
+import selectors
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from equivalence.receipt import Receipt
+from equivalence.replay import Outcome
+from equivalence.world import control as cells
+from equivalence.world import parcel, silence, wire
+from equivalence.world.control import Control
+
+_TICK = 0.05
+_STARTS = 2
+"""Ranks start twice together: to make their links, and to call the function."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Found:
+    """What came of a run.
+
+    Attributes:
+        reports: by rank, in the order they came.
+        memory: the outputs' memory by rank, a descriptor each.
+        dead: ranks whose process ended, with where they were.
+        silent: the rank that kept others waiting, and the sentence for it.
+        refused: why ranks could not be given this function, or "".
+    """
+
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    memory: dict[int, int] = field(default_factory=dict)
+    dead: dict[int, str] = field(default_factory=dict)
+    silent: tuple[int, str] | None = None
+    refused: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether these ranks may run nothing more."""
+        raised = any("rule" in report for report in self.reports.values())
+        return bool(self.dead or self.silent or self.refused or raised)
+
+
+def collect(links: Sequence[socket.socket], control: Control, *, timeout: float) -> Found:
+    """Hear ranks until each has told its outcome, or one has died or is silent.
+
+    Args:
+        links: the connection to each rank.
+        control: of the world.
+        timeout: seconds that a rank may be silent.
+    """
+    found = Found()
+    waiting: dict[int, dict[str, Any]] = {}
+    started: set[int] = set()
+    starts = 0
+    with selectors.DefaultSelector() as selector:
+        for rank, link in enumerate(links):
+            selector.register(link, selectors.EVENT_READ, rank)
+        while len(found.reports) < len(links):
+            for key, _ in selector.select(_TICK):
+                rank = key.data
+                heard = wire.receive(links[rank])
+                if heard is None:
+                    found.dead[rank] = silence.where(control, rank)
+                elif "share" in heard[0]:
+                    waiting[rank] = heard[0]
+                elif "ready" in heard[0]:
+                    started.add(rank)
+                else:
+                    _keep(found, rank, heard[0]["report"], heard[1])
+            if found.dead or found.refused:
+                return found
+            if len(started) == len(links) or found.failed:
+                starts += 1
+                _begin(links, control, started, found)
+            _answer(links, waiting, found)
+            limit = timeout if starts >= _STARTS else max(timeout, silence.START)
+            found.silent = silence.found(control, timeout=limit)
+            if found.silent is not None:
+                break
+    return found
+
+
+def outcomes(found: Found, statuses: Mapping[int, int], ranks: int) -> list[Outcome]:
+    """One outcome a rank.
+
+    Args:
+        found: what came of a run.
+        statuses: how ranks ended, where they were ended.
+        ranks: how many there are.
+    """
+    if found.dead or found.silent:
+        for handle in found.memory.values():
+            os.close(handle)
+        rule, message = _end_of_all(found, statuses, ranks)
+        return [Outcome(rule=rule, message=message)] * ranks
+    return [
+        outcome(found.reports[rank], found.memory.get(rank), first=first(found.reports))
+        for rank in range(ranks)
+    ]
+
+
+def first(reports: Mapping[int, Mapping[str, Any]]) -> str:
+    """The sentence about the rank that failed first by itself, or ""."""
+    for rank, report in reports.items():
+        if "rule" in report and "released" not in report:
+            verbs = {"crash": f"rank {rank} raised ", "timeout": ""}
+            return verbs.get(report["rule"], f"rank {rank} failed: ") + str(report["message"])
+    return ""
+
+
+def outcome(report: Mapping[str, Any], handle: int | None, *, first: str) -> Outcome:
+    """The outcome that a rank reported.
+
+    Args:
+        report: as the rank's call gave it.
+        handle: of its outputs' memory; closed here.
+        first: the sentence about the rank that failed first.
+    """
+    if "released" in report:
+        message = f"{first or 'another rank failed'}; this rank waited {report['where']}"
+        return Outcome(rule=report["rule"], message=message)
+    if "rule" in report:
+        return Outcome(rule=report["rule"], message=report["message"])
+    paths = tuple(Receipt(**{**path, "rows": tuple(path["rows"])}) for path in report["paths"])
+    return Outcome(outputs=parcel.unpack(report["layout"], handle), paths=paths)
+
+
+def _end_of_all(found: Found, statuses: Mapping[int, int], ranks: int) -> tuple[str, str]:
+    """The rule and the one sentence where ranks died or were silent."""
+    if not found.dead:
+        assert found.silent is not None  # noqa: S101 - one of both has ended the run
+        return "timeout", found.silent[1]
+    told = [
+        f"rank {rank} {silence.died(statuses[rank])} {place}"
+        for rank, place in sorted(found.dead.items())
+        if rank in statuses
+    ]
+    if not told:
+        return "crash", "the process that started the ranks has died, and all of them with it"
+    others = [rank for rank in range(ranks) if rank not in found.dead]
+    rest = f"; {silence.named(others)} {'was' if len(others) == 1 else 'were'} ended"
+    return "crash", f"{', '.join(told)}{rest if others else ''}"
+
+
+def _keep(found: Found, rank: int, report: dict[str, Any], handles: Sequence[int]) -> None:
+    """Keep what a rank reported."""
+    if "usage" in report:
+        found.refused = found.refused or report["message"]
+    found.reports[rank] = report
+    if handles:
+        found.memory[rank] = handles[0]
+
+
+def _begin(
+    links: Sequence[socket.socket], control: Control, started: set[int], found: Found
+) -> None:
+    """Let all ranks go on, or release them where one has failed."""
+    for rank in started:
+        cells.running(control, rank)
+        with suppress(OSError):  # a dead rank is heard of next
+            wire.send(links[rank], {"released": True} if found.failed else {"go": rank})
+    started.clear()
+
+
+def _answer(
+    links: Sequence[socket.socket], waiting: dict[int, dict[str, Any]], found: Found
+) -> None:
+    """Answer ranks that share something, once all do; release them where one has failed."""
+    said: dict[str, Any] = {"released": True}
+    if not found.failed:
+        if len(waiting) < len(links):
+            return
+        names = {message["share"] for message in waiting.values()}
+        said = {"payloads": [waiting[rank]["payload"] for rank in range(len(links))]}
+        if len(names) > 1:
+            each = ", ".join(f"rank {r} {waiting[r]['share']!r}" for r in range(len(links)))
+            said = {"why": f"ranks exchange different things: {each}"}
+    for rank in waiting:
+        with suppress(OSError):  # a dead rank is heard of next
+            wire.send(links[rank], said)
+    waiting.clear()

@@ -1,0 +1,256 @@
+"""The launcher of a pool: it starts ranks, runs functions on them, and notices how they end."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from equivalence.errors import UsageError
+from equivalence.replay import Outcome
+from equivalence.world import control as cells
+from equivalence.world import gather, naming, parcel, segment, traces, wire
+from equivalence.world.control import Control
+from equivalence.world.side import Place
+
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from equivalence.world.serve import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+_GRACE = 0.3
+_ENDING = 5.0
+_STARTING = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Host:
+    """The process that forks ranks, and the connection to it."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Living:
+    """Ranks that live: who they are, their control memory, and the connections to them."""
+
+    place: Place
+    control: Control
+    links: tuple[socket.socket, ...]
+    pids: tuple[int, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Launcher:
+    """A pool's processes, which come and go.
+
+    Attributes:
+        ranks: how many.
+        transport: by name.
+        timeout: seconds that a rank may be silent, unless a run says otherwise.
+        device: as the user named it, or None.
+        host: None until it is needed.
+        living: None until ranks are needed, and after a failure.
+        closed: whether nothing may run any more.
+    """
+
+    ranks: int
+    transport: str
+    timeout: float
+    device: str | None
+    host: Host | None = None
+    living: Living | None = None
+    closed: bool = False
+
+
+def start(launcher: Launcher) -> None:
+    """Start the host process, without waiting for it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        handle = theirs.fileno()
+        paths = json.dumps(_paths())
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
+            [sys.executable, "-P", "-c", _PROGRAM, paths, str(handle), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[handle],
+            env=os.environ | _ONE_THREAD,
+            # Control-C is for the launcher, which then ends the ranks.
+            start_new_session=True,
+        )
+    launcher.host = Host(process=process, link=ours)
+
+
+def run(
+    launcher: Launcher,
+    function: Callable[..., Any],
+    *,
+    inputs: Mapping[str, Tensor],
+    timeout: float,
+    settings: Mapping[str, Any],
+) -> list[Outcome]:
+    """Run a function on every rank.
+
+    Args:
+        launcher: not closed.
+        function: importable; takes link, inputs and settings.
+        inputs: what every rank gets, as memory of its own.
+        timeout: seconds that a rank may be silent.
+        settings: JSON values.
+
+    Returns:
+        one outcome a rank.
+
+    Raises:
+        UsageError: a rank cannot be given this.
+    """
+    where = naming.address(function)
+    told = naming.settings(settings, inputs)
+    if launcher.closed:
+        raise UsageError("this pool of ranks is closed: run functions inside its with block")
+    try:
+        living = _ready(launcher, preload=where["module"])
+        layout, handle = parcel.pack(inputs, tag=living.place.tag)
+    except MemoryError as error:
+        failed = Outcome(rule="out-of-memory", message=str(error))
+        return [failed] * launcher.ranks
+    message = {"function": where, "settings": told, "inputs": layout, "path": _paths()}
+    try:
+        for rank in range(launcher.ranks):
+            cells.begin(living.control, rank)
+        for link in living.links:
+            with suppress(OSError):  # a dead rank is found below
+                wire.send(link, message, [] if handle is None else [handle])
+        found = gather.collect(living.links, living.control, timeout=timeout)
+    except BaseException:
+        end(launcher)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+    statuses = end(launcher) if found.failed else {}
+    if found.refused:
+        raise UsageError(found.refused)
+    return gather.outcomes(found, statuses, launcher.ranks)
+
+
+def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int]:
+    """End all ranks and remove what they left; the next run has fresh ones.
+
+    Returns:
+        how each rank ended; nothing where the host has died.
+    """
+    living, launcher.living = launcher.living, None
+    if living is None:
+        return {}
+    cells.end(living.control)
+    for link in living.links:
+        link.close()
+    try:
+        answer = _ask(launcher, {"end": grace}, limit=grace + _ENDING)
+    finally:
+        traces.clean(living.place.tag)
+    return {int(rank): status for rank, status in answer.get("statuses", {}).items()}
+
+
+def close(launcher: Launcher) -> None:
+    """End the ranks and their host."""
+    launcher.closed = True
+    end(launcher, grace=_ENDING)
+    _dismiss(launcher)
+
+
+def _ready(launcher: Launcher, *, preload: str) -> Living:
+    """Ranks that can run a function: those of the last run, or fresh ones."""
+    host, living = launcher.host, launcher.living
+    alone = host is None or host.process.poll() is not None
+    # Idle ranks say nothing: one of which something is heard has died since.
+    if living is not None and (alone or wire.anything(living.links, within=0)):
+        end(launcher)
+    if launcher.living is None:
+        launcher.living = _fork(launcher, preload)
+    return launcher.living
+
+
+def _fork(launcher: Launcher, preload: str) -> Living:
+    """Fork fresh ranks."""
+    if launcher.host is None or launcher.host.process.poll() is not None:
+        _dismiss(launcher)
+        start(launcher)
+    tag = segment.fresh_tag()
+    size = cells.size(launcher.ranks)
+    memory = segment.nameless(size, tag=tag)
+    control = cells.over(memoryview(segment.memory(os.dup(memory), size)), launcher.ranks)
+    pairs = [socket.socketpair() for _ in range(launcher.ranks)]
+    place = Place(
+        rank=0,
+        ranks=launcher.ranks,
+        transport=launcher.transport,
+        device=launcher.device,
+        timeout=launcher.timeout,
+        tag=tag,
+        store=traces.store(tag),
+    )
+    try:
+        handles = [memory, *(theirs.fileno() for _, theirs in pairs)]
+        answer = _ask(launcher, {"fork": asdict(place), "preload": preload}, handles)
+    finally:
+        os.close(memory)
+        for _, theirs in pairs:
+            theirs.close()
+    links = tuple(ours for ours, _ in pairs)
+    if "forked" not in answer:
+        for link in links:
+            link.close()
+        traces.clean(tag)
+        raise UsageError("the process that starts ranks did not answer: see what it printed")
+    for link in links:
+        link.settimeout(max(launcher.timeout, _ENDING))
+    return Living(place=place, control=control, links=links, pids=tuple(answer["forked"]))
+
+
+def _ask(
+    launcher: Launcher,
+    message: Mapping[str, Any],
+    handles: Sequence[int] = (),
+    *,
+    limit: float = _STARTING,
+) -> dict[str, Any]:
+    """What the host answers; nothing where it has died, or does not answer in time."""
+    if launcher.host is None:
+        return {}
+    try:
+        launcher.host.link.settimeout(limit)
+        wire.send(launcher.host.link, message, handles)
+        found = wire.receive(launcher.host.link)
+    except OSError:
+        found = None
+    if found is None:
+        _dismiss(launcher)
+        return {}
+    return found[0]
+
+
+def _dismiss(launcher: Launcher) -> None:
+    """End the host, whose ranks end with it."""
+    host, launcher.host = launcher.host, None
+    if host is None:
+        return
+    host.link.close()
+    try:
+        host.process.wait(_ENDING)
+    except subprocess.TimeoutExpired:
+        host.process.kill()
+        host.process.wait()
+
+
+def _paths() -> list[str]:
+    """Where modules are found, whatever folder a rank is in."""
+    return [path or str(Path.cwd()) for path in sys.path]

@@ -1,0 +1,112 @@
+"""Sentences about ranks that keep the others waiting, and where a rank was when it died."""
+
+import signal
+import time
+from collections.abc import Sequence
+
+from equivalence.world import control as cells
+from equivalence.world.control import Control, State
+
+START = 60.0
+"""Seconds that a rank may take to import a function; its time limit begins with the call."""
+
+
+def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int, str] | None:
+    """The first rank that keeps others waiting, or is silent itself, and the sentence for it.
+
+    Args:
+        control: of the world.
+        timeout: seconds that a rank may wait for another, or do nothing that can be seen.
+        ended: whether a rank that has ended counts at once: it comes to no place any more.
+    """
+    now = time.monotonic()
+    # States of all before arrivals: who has ended had told its arrivals by then.
+    states = [cells.state(control, rank) for rank in range(control.ranks)]
+    # A rank that failed has told so before it ended: that is no silence.
+    ended = ended and not cells.has_ended(control)
+    lacks = {
+        rank: missing
+        for rank, each in enumerate(states)
+        if waits(each) and (missing := cells.lacking(control, rank, each))
+    }
+    late = [rank for rank, each in enumerate(states) if _late(each, now, timeout)]
+    if late and states[late[0]].what == cells.STARTING:
+        return late[0], f"rank {late[0]} did not start within {max(timeout, START):g} s"
+    if late and lacks:
+        # Where ranks wait for each other, the fewest keep the others waiting.
+        rank = min(lacks, key=lambda waiting: len(lacks[waiting]))
+        idle = [other for other in lacks[rank] if not waits(states[other])] or lacks[rank]
+        idle = [other for other in idle if other in late] or idle
+        return idle[0], _absent(control, rank, idle, states, timeout=timeout)
+    if late:
+        return late[0], f"rank {late[0]} was silent for {timeout:g} s {where(control, late[0])}"
+    for rank, missing in lacks.items():
+        gone = [other for other in missing if ended and states[other].what == cells.ENDED]
+        if gone:
+            return gone[0], _absent(control, rank, gone, states)
+    return None
+
+
+def waits(each: State) -> bool:
+    """Whether a rank is in a place where it waits for others."""
+    return each.what < len(cells.PLACES)
+
+
+def where(control: Control, rank: int) -> str:
+    """Where a rank is, as "in barrier 12" or "after barrier 11"."""
+    each = cells.state(control, rank)
+    if waits(each):
+        number = cells.told(control, each.what, rank, each.number)
+        return f"in {cells.PLACES[each.what]} {number}"
+    done = cells.told(control, cells.BARRIER, rank, each.number)
+    return f"after barrier {done}" if done > 0 else "before barrier 1"
+
+
+def died(status: int) -> str:
+    """What a process status says, as "was killed by SIGKILL" or "exited with status 3".
+
+    Args:
+        status: the exit status, or the signal's number, negative.
+    """
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks by their numbers, as "rank 3" or "ranks 0 1 2"."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {' '.join(map(str, ranks))}"
+
+
+def _late(each: State, now: float, timeout: float) -> bool:
+    """Whether nothing has been seen of a rank for too long."""
+    if each.what in {cells.ENDED, cells.READY}:
+        return False
+    return now - each.since > (max(timeout, START) if each.what == cells.STARTING else timeout)
+
+
+def _absent(
+    control: Control,
+    rank: int,
+    missing: Sequence[int],
+    states: Sequence[State],
+    *,
+    timeout: float | None = None,
+) -> str:
+    """Ranks that do not come to the place where another waits for them."""
+    waiting = states[rank]
+    place = cells.PLACES[waiting.what]
+    number = cells.told(control, waiting.what, rank, waiting.number)
+    done = [
+        cells.told(control, waiting.what, rank, cells.arrived(control, waiting.what, rank, other))
+        for other in missing
+    ]
+    has = f"{'it has' if len(missing) == 1 else 'they have'} done {' '.join(map(str, done))}"
+    if timeout is None:
+        return f"{named(missing)} ended without {place} {number}, where rank {rank} waits: {has}"
+    first = states[missing[0]]
+    elsewhere = f" and is {where(control, missing[0])}" if waits(first) else ""
+    return f"{named(missing)} did not reach {place} {number} within {timeout:g} s: {has}{elsewhere}"

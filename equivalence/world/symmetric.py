@@ -1,0 +1,119 @@
+"""The transport over torch's symmetric memory, with a GPU of its own for every rank."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed._symmetric_memory as symm_mem
+from torch import Tensor
+
+from equivalence.errors import UsageError
+from equivalence.world import devices
+from equivalence.world.link import Link
+from equivalence.world.transport import World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_KERNEL_WAITS = 2
+"""How often the time limit a barrier's kernel waits: the host says first who is missing."""
+
+
+def link(world: World) -> Link:
+    """One rank's side over symmetric memory; sums go through NCCL.
+
+    Raises:
+        UsageError: there is no such device, or two ranks share one.
+    """
+    device, names = devices.enter(world, transport="symmetric")
+    if world.ranks < 2 or not devices.apart(names):  # noqa: PLR2004 - one rank has no peer
+        raise UsageError(
+            f"transport symmetric is one rank a GPU and two at least: {world.ranks} ranks have "
+            f"{len(set(names))}; transport cuda shares GPUs"
+        )
+    group = devices.nccl(world, device)
+    memory = Memory(world, device, group)
+    return Link(
+        rank=world.rank,
+        ranks=world.ranks,
+        device=device,
+        transport="symmetric",
+        export=memory.export,
+        barrier=Barrier(world, memory.handle((world.ranks,))[0], device),
+        all_reduce=devices.by_nccl(group),
+        agree=world.agree,
+    )
+
+
+class Barrier:
+    """Barriers of symmetric memory: a kernel signals and waits for every peer."""
+
+    def __init__(self, world: World, handle: Any, device: torch.device) -> None:  # noqa: ANN401
+        """Begin with no round.
+
+        Args:
+            world: of this rank.
+            handle: of one allocation, whose signals are used.
+            device: of this rank.
+        """
+        self._world, self._handle, self._device = world, handle, device
+        self._limit = int(_KERNEL_WAITS * 1000 * world.timeout)
+
+    def __call__(self) -> None:
+        """Return once every rank has come as often."""
+        self.on_stream()
+        self._world.wait(devices.mark(self._device))
+
+    def on_stream(self) -> None:
+        """The same for streams alone: the host goes on, and nobody notices a rank that is gone."""
+        self._handle.barrier(channel=0, timeout_ms=self._limit)
+
+
+class Memory:
+    """What every rank of a world exports, as one of them sees it."""
+
+    def __init__(self, world: World, device: torch.device, group: "ProcessGroup") -> None:
+        """Begin with nothing.
+
+        Args:
+            world: of this rank.
+            device: of this rank.
+            group: of all ranks.
+        """
+        self._world, self._device, self._group = world, device, group
+        self._held: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...], Any]] = {}
+
+    def export(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """As `Link.export`.
+
+        Raises:
+            UsageError: ranks export other shapes under this name.
+        """
+        shape = tuple(shape)
+        if name in self._held and self._held[name][0] == shape:
+            return self._held[name][1]
+        # A rank that still reads memory of the old shape must not lose it.
+        torch.cuda.synchronize(self._device)
+        for rank, told in enumerate(self._world.share(f"export {name}", {"shape": list(shape)})):
+            if told["shape"] != list(shape):
+                raise UsageError(
+                    f"rank {self._world.rank} exports {name!r} as {list(shape)}, "
+                    f"rank {rank} as {told['shape']}: every rank gives the same shape"
+                )
+        self._held.pop(name, None)
+        handle, own = self.handle(shape)
+        tensors = tuple(
+            own if rank == self._world.rank else handle.get_buffer(rank, shape, torch.uint8)
+            for rank in range(self._world.ranks)
+        )
+        torch.cuda.synchronize(self._device)
+        self._world.share(f"zeros {name}", {})
+        self._held[name] = (shape, tensors, handle)
+        return tensors
+
+    def handle(self, shape: tuple[int, ...]) -> tuple[Any, Tensor]:
+        """Zeros of this rank in symmetric memory, and what reaches the others' from it."""
+        size = max(1, torch.Size(shape).numel())
+        own = symm_mem.empty(size, dtype=torch.uint8, device=self._device)
+        own.zero_()
+        handle = symm_mem.rendezvous(own, self._group)
+        return handle, own[: torch.Size(shape).numel()].view(shape)

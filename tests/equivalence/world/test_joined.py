@@ -1,0 +1,142 @@
+"""Ranks that torchrun started find each other and run as those of a pool do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivalence import ranks
+from equivalence.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+
+_SCRIPT = """
+import json, sys, time
+import rank_calls
+import torch
+from equivalence import ranks
+from equivalence.errors import UsageError
+
+def told(outcomes):
+    return [[o.rule, o.message, {n: t.tolist() for n, t in o.outputs.items()}] for o in outcomes]
+
+if __name__ == "__main__":
+    found = {}
+    with ranks.joined(timeout=1.5) as pool:
+        given = torch.tensor([5])
+        found["numbers"] = told(pool.run(rank_calls.numbers, inputs={"x": given}, timeout=30))
+        found["given"] = given.tolist()
+        found["rounds"] = told(pool.run(rank_calls.rounds, count=20, delay=0.01))
+        found["sums"] = told(pool.run(rank_calls.collectives))
+        found["raises"] = told(pool.run(rank_calls.stumbles, rank=1, how="raises"))
+        found["again"] = told(pool.run(rank_calls.collectives))
+        found["otherwise"] = ""
+        try:
+            pool.run(rank_calls.nothing if pool.rank else rank_calls.mode)
+        except UsageError as error:
+            found["otherwise"] = str(error)
+        found["apart"] = told(pool.run(rank_calls.exports_apart))
+        code = pool.tell(5 if pool.rank == 0 else 99)
+        found["skips"] = told(pool.run(rank_calls.stumbles, rank=1, how="skips"))
+        found["after"] = told(pool.run(rank_calls.collectives))
+        found["naps"] = told(pool.run(rank_calls.stumbles, rank=1, how="naps"))
+        found["lost"] = told(pool.run(rank_calls.nothing))
+    with open(f"{sys.argv[1]}/{pool.rank}.json", "w") as file:
+        json.dump(found | {"code": code, "ranks": pool.ranks}, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks of torchrun saw."""
+    folder = tmp_path_factory.mktemp("joined")
+    path = folder / "joined_script.py"
+    path.write_text(_SCRIPT)
+    where = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(  # noqa: S603 - our own interpreter and script
+        [sys.executable, "-m", *command, str(path), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": where, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_every_rank_has_all_outcomes(found: list[dict[str, Any]]) -> None:
+    """Both ranks see both, and keep their inputs."""
+    for each in found:
+        assert each["ranks"] == 2
+        assert [outcome[:2] for outcome in each["numbers"]] == [["", ""]] * 2
+        assert [outcome[2]["x"] for outcome in each["numbers"]] == [[5], [6]]
+        assert each["given"] == [5]
+        assert [outcome[2]["wrong"] for outcome in each["rounds"]] == [[0, 0]] * 2
+        for outcome in each["sums"] + each["again"]:
+            assert outcome[2]["u8"] == [200] * 5
+            assert outcome[2]["least"] == 9
+
+
+def test_ranks_end_with_the_code_of_rank_0(found: list[dict[str, Any]]) -> None:
+    """`tell` gives its value to all."""
+    assert [each["code"] for each in found] == [5, 5]
+
+
+def test_a_rank_that_raises_is_named_to_all(found: list[dict[str, Any]]) -> None:
+    """The other one is released, and both run on."""
+    for each in found:
+        first, second = each["raises"]
+        assert first[0] == second[0] == "crash"
+        assert second[1].startswith("ValueError: no such page (rank_calls.py:")
+        assert first[1].startswith("rank 1 raised ValueError: no such page")
+        assert first[1].endswith("; this rank waited in barrier 2")
+
+
+def test_ranks_that_run_different_things_are_told(found: list[dict[str, Any]]) -> None:
+    """Another function and another name exchanged are refused on both."""
+    for each in found:
+        assert "rank_calls.mode" in each["otherwise"]
+        assert each["otherwise"].endswith("every rank runs the same")
+        for outcome in each["apart"]:
+            assert outcome[1].startswith("UsageError: ranks exchange different things")
+
+
+def test_a_rank_that_stays_away_is_named(found: list[dict[str, Any]]) -> None:
+    """Within the time limit; who is there goes on, and nothing runs once a rank is lost."""
+    sentence = "rank 1 did not reach barrier 2 within 1.5 s: it has done 1"
+    for each in found:
+        assert [outcome[:2] for outcome in each["skips"]] == [["timeout", sentence]] * 2
+        assert [outcome[2]["u8"] for outcome in each["after"]] == [[200] * 5] * 2
+        assert [outcome[0] for outcome in each["naps"] + each["lost"]] == ["timeout"] * 4
+    assert [outcome[1] for outcome in found[0]["naps"]] == [sentence] * 2
+
+
+_GIVEN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"RANK": None}, "RANK is not set: ranks that join are started by torchrun"),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "2 of 4 ranks are on this machine"),
+        ({"RANK": "x"}, "no store at localhost:1: "),
+    ],
+)
+def test_an_environment_of_no_rank_is_refused(
+    given: dict[str, str | None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the variable, or what its value lacks."""
+    for name, value in (_GIVEN | given).items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as caught, ranks.joined():
+        pass
+    assert str(caught.value).startswith(told)

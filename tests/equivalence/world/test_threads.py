@@ -1,0 +1,156 @@
+"""Ranks as threads: the same hand as ranks in processes, and one error that names who is gone."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equivalence import receipt
+from equivalence.errors import UsageError
+from equivalence.world.link import Link
+from equivalence.world.threads import TIMEOUT_S, Threads, run
+
+
+def alike(link: Link, *, given: Tensor, more: int) -> dict[str, Tensor]:
+    """Sums, the least number, and what the left neighbour exported."""
+    receipt.leave("alike", rows=link.rank)
+    total = given.clone() + link.rank
+    link.all_reduce(total)
+    parts = link.export("word", (2, 3))
+    parts[link.rank].fill_(link.rank + more)
+    link.barrier()
+    left = parts[(link.rank - 1) % link.ranks].clone()
+    least = link.agree(10 - link.rank)
+    return {"total": total, "left": left, "least": torch.tensor(least)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_ranks_add_up_agree_and_read_each_other(ranks: int) -> None:
+    """Each has an outcome, and the receipts that it left."""
+    outcomes = run(ranks, alike, inputs={"given": torch.tensor([1, 2])}, more=7)
+    for rank, outcome in enumerate(outcomes):
+        extra = sum(range(ranks))
+        assert outcome.outputs["total"].tolist() == [ranks + extra, 2 * ranks + extra]
+        assert outcome.outputs["least"].item() == 10 - (ranks - 1)
+        assert set(outcome.outputs["left"].flatten().tolist()) == {(rank - 1) % ranks + 7}
+        assert [(path.kernel, path.rows) for path in outcome.paths] == [("alike", (rank,))]
+
+
+def test_bytes_add_up_as_bytes() -> None:
+    """Two ranks of 200 make 144."""
+    outcomes = run(2, lambda link: link.all_reduce(BYTES[link.rank]))
+    assert [outcome.rule for outcome in outcomes] == ["", ""]
+    assert [part.tolist() for part in BYTES] == [[144, 3], [144, 3]]
+
+
+BYTES = [torch.tensor([200, 1], dtype=torch.uint8), torch.tensor([200, 2], dtype=torch.uint8)]
+
+
+def kept(link: Link, *, wide: int) -> Tensor:
+    """One more than the memory of that name held."""
+    own = link.export("kept", (1, wide))[link.rank]
+    own += 1
+    return own.clone()
+
+
+def test_memory_lasts_as_long_as_the_ranks() -> None:
+    """The same name and shape is the same memory, another shape is other memory."""
+    pool = Threads(2)
+    told = [pool.run(kept, wide=wide)[1].outputs["result"].tolist() for wide in (2, 2, 3, 2)]
+    assert told == [[[1, 1]], [[2, 2]], [[1, 1, 1]], [[3, 3]]]
+    assert run(2, kept, wide=2)[1].outputs["result"].tolist() == [[1, 1]]
+
+
+def ends(link: Link, *, how: str) -> None:
+    """Rank 1 does not come to the second barrier."""
+    link.barrier()
+    if link.rank == 1:
+        if how == "raises":
+            raise KeyError("mine")
+        if how == "exits":
+            raise SystemExit
+        if how == "returns":
+            return
+        time.sleep(2)
+    link.barrier()
+
+
+@pytest.mark.parametrize(
+    ("how", "rule", "says"),
+    [
+        ("raises", "crash", "RankLost: rank 1: KeyError: 'mine'; round 1 waits for it"),
+        ("exits", "crash", "RankLost: rank 1: SystemExit: ; round 1 waits for it"),
+        ("returns", "crash", "RankLost: rank 1 has returned; round 1 waits for it"),
+        ("sleeps", "timeout", "TimeoutError: rank 1 did not come to round 1 in 1 s"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_by_all(how: str, rule: str, says: str) -> None:
+    """As soon as it is gone, or when time is over."""
+    began = time.monotonic()
+    outcomes = run(3, ends, timeout=1 if how == "sleeps" else None, how=how)
+    assert time.monotonic() - began < TIMEOUT_S / 3
+    for rank in (0, 2):
+        assert (outcomes[rank].rule, outcomes[rank].message) == (rule, f"rank {rank}: {says}")
+
+
+def test_a_call_after_a_failed_one_begins_anew() -> None:
+    """No round of the old one is left."""
+    pool = Threads(3, timeout=5)
+    assert pool.run(ends, how="raises")[0].rule == "crash"
+    assert [outcome.rule for outcome in pool.run(ends, how="stays")] == [""] * 3
+
+
+def unequal(link: Link, **_: Any) -> None:  # noqa: ANN401 - it takes none
+    """Tensors of two sizes."""
+    link.all_reduce(torch.zeros(2 + (link.rank == 1)))
+
+
+def test_a_sum_of_two_sizes_is_refused_on_every_rank() -> None:
+    """By both sizes."""
+    outcomes = run(2, unequal)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.message == f"rank {rank}: ValueError: tensors of [2] and [3] are added up"
+
+
+def apart(link: Link) -> None:
+    """Rank 1 is in a barrier where the others add up."""
+    if link.rank == 1:
+        link.barrier()
+    else:
+        link.all_reduce(torch.zeros(2))
+
+
+def test_a_barrier_is_no_sum() -> None:
+    """The rank that does something else is named."""
+    outcomes = run(3, apart)
+    assert outcomes[0].message == (
+        "rank 0: ValueError: rank 1 adds nothing up in this round: it does another thing"
+    )
+
+
+@pytest.mark.parametrize("count", [0, -1, 65])
+def test_there_are_1_to_64_threads(count: int) -> None:
+    """Whatever a case says."""
+    with pytest.raises(UsageError, match=f"{count} ranks as threads: there are 1 to 64"):
+        Threads(count)
+
+
+def busy(link: Link, *, turns: int) -> Tensor:
+    """Each round reads what all have written in it, with another rank late each time."""
+    parts = link.export("round", (2, 1))
+    wrong = 0
+    for turn in range(turns):
+        if turn % link.ranks == link.rank:
+            time.sleep(0.001)
+        parts[link.rank][turn % 2] = turn % 256
+        link.barrier()
+        wrong += sum(int(part[turn % 2]) != turn % 256 for part in parts)
+    return torch.tensor(wrong)
+
+
+def test_two_hundred_rounds_with_a_late_writer_each() -> None:
+    """No reader sees a byte of another round."""
+    outcomes = run(4, busy, turns=200)
+    assert [int(outcome.outputs["result"]) for outcome in outcomes] == [0] * 4

@@ -1,0 +1,115 @@
+"""The dense buffer of one process, against bytes put in place one by one."""
+
+from typing import Any
+
+import pytest
+import torch
+from drawn_steps import FP8, Step, step, steps
+from hypothesis import given, settings
+from torch import Tensor
+
+from refimpl.compose import compose_pages, planes, write_rows
+
+ONE = step([(4, 5)], cp=2, layers=1, kinds=["token"], padding=0)
+
+
+def byte(kind: str, page_size: int, width: int, token: int, at: int) -> int:
+    """Where byte `at` of a token stands in its page."""
+    if kind == "token" or at < width - 4:
+        keys = width if kind == "token" else width - 4
+        return token * keys + at
+    return page_size * (width - 4) + token * 4 + at - (width - 4)
+
+
+def one_by_one(drawn: Step, kind: str) -> list[list[list[int]]]:
+    """The dense buffer [layers][S][page bytes], written byte after byte."""
+    pools = drawn.inputs[f"{kind}_pools"].view(torch.uint8).tolist()
+    rows = drawn.inputs[f"{kind}_rows"].view(torch.uint8).tolist()
+    names = ("slot_pages", "owner", "local_page", "prefix_lens", "extend_lens")
+    pages, owner, local, prefixes, extends = (drawn.inputs[name].tolist() for name in names)
+    size: int = drawn.params["page_size"]
+    width = drawn.inputs[f"{kind}_rows"].shape[-1]
+    dense = []
+    for pool, tokens in zip(pools, rows, strict=True):
+        layer = [[0] * (size * width) for _ in pages]
+        slot = done = 0
+        for prefix, extend in zip(prefixes, extends, strict=True):
+            for position in range(prefix + extend):
+                at = slot + position // size
+                page = pool[owner[pages[at]]][local[pages[at]]]
+                if position < prefix:
+                    # An open page of a prefix keeps all that its owner has.
+                    layer[at] = list(page)
+                else:
+                    for b in range(width):
+                        place = byte(kind, size, width, position % size, b)
+                        layer[at][place] = tokens[done + position - prefix][b]
+            slot += -(-(prefix + extend) // size)
+            done += extend
+        dense.append(layer)
+    return dense
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps())
+def test_a_dense_buffer_is_what_bytes_put_one_by_one_make(drawn: Step) -> None:
+    """Prefix pages, carried pages, current rows, zeros; every layer and kind."""
+    for kind, pages in drawn.want().items():
+        assert pages.tolist() == one_by_one(drawn, kind)
+
+
+def composed(drawn: Step, **change: Any) -> Tensor:  # noqa: ANN401 - as the reference
+    """The token pages."""
+    pools, rows = drawn.inputs["token_pools"], drawn.inputs["token_rows"]
+    return compose_pages(**{"pools": pools, "rows": rows, "kind": "token", **drawn.call, **change})
+
+
+def test_fp8_pages_keep_every_byte() -> None:
+    """NaN payloads and the sign of a zero included: 0x7f 0xff 0x80 0x00."""
+    rows = torch.tensor([0x7F, 0xFF, 0x80, 0x00], dtype=torch.uint8)
+    rows = rows.repeat(ONE.inputs["token_rows"].numel() // 4 + 1)
+    rows = rows[: ONE.inputs["token_rows"].numel()].view(1, -1, 6).view(FP8)
+    got = composed(ONE, rows=rows)
+    assert got.dtype is FP8
+    assert got.view(torch.uint8)[0, 1].tolist() == rows.view(torch.uint8)[0, :4].flatten().tolist()
+
+
+def test_it_composes_in_memory_that_is_given() -> None:
+    """Whatever it held; memory of another size is refused."""
+    want = composed(ONE).view(torch.uint8)
+    out = torch.full_like(want, 0x53)
+    assert composed(ONE, out=out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, want)
+    with pytest.raises(ValueError, match=r"out is \[1, 2, 24\]: the dense buffer is \[1, 3, 24\]"):
+        composed(ONE, out=out[:, :2])
+
+
+def test_an_index_page_has_its_keys_then_its_scales() -> None:
+    """A token of 132 bytes is 128 and 4; a token page has whole tokens."""
+    assert (planes("index", 132), planes("token", 656)) == ((128, 4), (656,))
+    pages = torch.zeros(1, 2 * 6, dtype=torch.uint8)
+    rows = torch.tensor([[1, 2, 3, 4, 5, 6]], dtype=torch.uint8)
+    write_rows(pages, rows=rows, locations=torch.tensor([1]), kind="index", page_size=2)
+    assert pages.tolist() == [[0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kind": "value"}, "kind is 'value': it is token or index"),
+        ({"rows": torch.zeros(1, 5, 4, dtype=FP8), "kind": "index"}, "no key beside its scale"),
+        ({"rows": torch.zeros(1, 5, 6)}, "both are bytes of one dtype"),
+        ({"rows": torch.zeros(1, 5, 6, dtype=torch.uint8)}, "both are bytes of one dtype"),
+        ({"cp": 3}, "pools are those of 2 ranks; cp is 3"),
+        ({"rows": torch.zeros(1, 5, 5, dtype=FP8)}, "4 tokens of 5 bytes make 20"),
+        ({"rows": torch.zeros(2, 5, 6, dtype=FP8)}, "rows are [2, 5] layers and tokens"),
+        ({"rows": torch.zeros(1, 4, 6, dtype=FP8)}, "rows are [1, 4] layers and tokens"),
+        ({"staging_pages": 1}, "2 current pages do not fit into 1 staging pages"),
+        ({"slot_pages": torch.tensor([1, 2])}, "the requests have 3 pages; slot_pages lists 2"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused(change: dict[str, Any], says: str) -> None:
+    """In one sentence that has both sides."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        composed(ONE, **change)
+    assert says in str(caught.value)
