@@ -66,6 +66,7 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks
         return out
 
 
+_FAILED = ("crash", "timeout", "out-of-memory")
 _EMPTY = frozenset(
     {
         "empty",
@@ -101,7 +102,7 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
         # Whatever a candidate raises is its outcome: sys.exit(0) too, or it would end the run well.
         except BaseException as error:  # noqa: BLE001 - for that reason
             message = f"{type(error).__name__}: {_first_line(error)}{_where(error)}"
-            return Outcome(rule="crash", message=message)
+            return Outcome(rule=_rule(error), message=message)
         finally:
             # The reference needs subnormals, whatever the candidate did to the processor.
             torch.set_flush_denormal(False)
@@ -172,6 +173,12 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if not alike(a, b):
         return False
     return all(torch.equal(x, y) for x, y in zip(layout.pieces(a), layout.pieces(b), strict=True))
+
+
+def _rule(error: BaseException) -> str:
+    """How a call failed: what the error itself says of that, as one of ranks does, or a crash."""
+    said = vars(error).get("rule")
+    return said if isinstance(said, str) and said in _FAILED else "crash"
 
 
 def _where(error: BaseException) -> str:

@@ -53,7 +53,8 @@ def _poison(known: Known, page: Bytes) -> int | None:
 
 def _first_staged(known: Known, seen: Seen) -> str:
     """A hint where the first current page alone is missing."""
-    if not (seen.alone and known.current and seen.slot == known.current[0]):
+    several = len(known.current) > 1
+    if not (seen.alone and several and seen.slot == known.current[0]):
         return ""
     return "; it is the first current page, and the only wrong one: staging row 0 is reserved"
 

@@ -18,6 +18,7 @@ from equivalence.checks import strayed
 from equivalence.drawn.compose import SHAPES
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.judge import assert_equivalent, check
+from equivalence.paths.ipc.candidate import RanksFailed
 from equivalence.paths.ipc.peers import REGIONS
 from equivalence.planted import compose as planted
 from equivalence.report import as_json, as_text
@@ -586,8 +587,23 @@ def test_a_candidate_that_writes_into_its_pools_is_told() -> None:
     assert ("inputs", "wrote-outside") in rules(verdict)
 
 
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [("timeout", "timeout"), ("out-of-memory", "out-of-memory"), ("bits", "crash")],
+)
+def test_ranks_say_how_they_failed(said: str, rule: str) -> None:
+    """What ranks fail by is the rule; nothing that they say is a difference."""
+
+    def fails(**_: Call) -> Tensor:
+        raise RanksFailed("rank 1 is late", rule=said, rank=1)
+
+    verdict = check(generate.compose_pages(0, kinds=["token"]), fails)
+    assert rules(verdict) == {("candidate", rule)}
+    assert verdict.status is Status.UNDECIDED
+
+
 def test_the_judge_takes_little_memory() -> None:
-    """Less than 256 MiB beside 384 MiB of results, right or wrong."""
+    """Less than 256 MiB beyond the results, right or wrong."""
     width, pages = 64 * 656, 640
     case = wide(pages, width=width)
     case = replace(case, params={"cp": 2, "page_size": 4})
