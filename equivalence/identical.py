@@ -1,5 +1,6 @@
 """Whether all ranks hold the same bits, whatever these should be."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -27,10 +28,18 @@ def assert_ranks_identical(outcomes: Sequence[Outcome]) -> None:
     __tracebackhide__ = True
     if not outcomes:
         raise UsageError("no outcome of any rank was given: Pool.run returns one for each")
-    for rank, outcome in enumerate(outcomes):
-        if outcome.rule:
-            message = f"rank {rank} failed ({outcome.rule}): {outcome.message}"
-            raise Undecided(message, _verdict(message, outcome.rule, Status.UNDECIDED))
+    for outcome in outcomes:
+        if not isinstance(outcome, Outcome):
+            kind = type(outcome).__name__
+            raise UsageError(f"an outcome of a rank is what Pool.run returns, not {kind}")
+    failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome.rule}
+    if failed:
+        # Ranks that waited for another one begin with its name.
+        own = {rank: o for rank, o in failed.items() if not re.match(r"ranks? \d", o.message)}
+        rank, outcome = next(iter((own or failed).items()))
+        said = f"rank {rank} failed" if own else "ranks failed"
+        message = f"{said} ({outcome.rule}): {outcome.message}"
+        raise Undecided(message, _verdict(message, outcome.rule, Status.UNDECIDED))
     if not any(tensor.numel() for outcome in outcomes for tensor in outcome.outputs.values()):
         message = f"{len(outcomes)} ranks gave no value: nothing was compared"
         raise Undecided(message, _verdict(message, "not-compared", Status.UNDECIDED))

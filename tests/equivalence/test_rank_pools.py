@@ -84,10 +84,16 @@ def test_all_ranks_that_differ_are_listed() -> None:
 
 def test_a_rank_that_failed_decides_nothing() -> None:
     """Its rule and message are told, and nothing is called equal."""
-    failed = Outcome(rule="timeout", message="rank 1 was silent")
-    with pytest.raises(Undecided, match=r"rank 1 failed \(timeout\): rank 1 was silent") as caught:
-        assert_ranks_identical([*outcomes({"x": torch.zeros(1)}), failed])
+    silent = Outcome(rule="timeout", message="rank 1 was silent")
+    with pytest.raises(Undecided, match=r"^ranks failed \(timeout\): rank 1 was silent$") as caught:
+        assert_ranks_identical([*outcomes({"x": torch.zeros(1)}), silent])
     assert caught.value.verdict.status is Status.UNDECIDED
+    waited = Outcome(rule="crash", message="rank 1 raised ValueError: bad; this rank waited")
+    raised = Outcome(rule="crash", message="ValueError: bad")
+    with pytest.raises(Undecided, match=r"^rank 1 failed \(crash\): ValueError: bad$"):
+        assert_ranks_identical([waited, raised])
+    with pytest.raises(UsageError, match="what Pool.run returns, not Tensor"):
+        assert_ranks_identical([torch.zeros(1)])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("output", [{}, {"x": torch.empty(0)}])
