@@ -46,6 +46,10 @@ class Batch:
     page_size: int = 64
 
 
+TENSORS = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
+"""The tensors of a batch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """Why a batch may not be composed, whatever bytes would come out.
@@ -227,6 +231,20 @@ def problems(
             f"{_listing(pages)} have none",
             page=pages[0],
         )
+
+
+def refuse(batch: Batch, *, pool_pages: int, staging_pages: int | None = None) -> None:
+    """Raise a ValueError with the sentence and the ids unless a batch may be composed.
+
+    Args:
+        batch: any.
+        pool_pages: as in `problems`, as the next one.
+        staging_pages: see there.
+    """
+    if why := misfit(batch):
+        raise ValueError(why)
+    for problem in problems(batch, pool_pages=pool_pages, staging_pages=staging_pages):
+        raise ValueError(problem.sentence)
 
 
 def misfit(batch: Batch) -> str:

@@ -4,6 +4,7 @@ Ranks each have some pages of the KV cache and compute some of the new tokens. W
 each other, through collectives or peer memory, must come to the bytes of this one process.
 """
 
+import torch
 from torch import Tensor
 
 from refimpl import batch as batches
@@ -125,6 +126,28 @@ def compose_pages(
     return dense.view(pools.dtype)
 
 
+def written(step: Batch, *, pools: Tensor, rows: Tensor, kind: str) -> Tensor:
+    """Pools after a step: its tokens stand in their pages at the owners, the rest stays.
+
+    Args:
+        step: may be composed.
+        pools: u8 [layers, cp, pool pages, page_bytes].
+        rows: u8 [layers, T, token_bytes].
+        kind: "token" or "index".
+    """
+    now = batches.current_slots(step)
+    page = step.slot_pages[now].long()
+    rank, local = step.owner[page].long(), step.local_page[page].long()
+    pages = pools[:, rank, local]
+    locations = batches.row_locations(step).long()
+    slot = torch.searchsorted(now, locations // step.page_size)
+    at = slot * step.page_size + locations % step.page_size
+    write_rows(pages, rows=rows, locations=at, kind=kind, page_size=step.page_size)
+    after = pools.clone()
+    after[:, rank, local] = pages
+    return after
+
+
 def expect(
     step: Batch, *, pools: Tensor, rows: Tensor, kind: str, staging_pages: int | None = None
 ) -> None:
@@ -137,11 +160,9 @@ def expect(
         kind: "token" or "index".
         staging_pages: current pages that may be staged at most.
     """
-    why = batches.misfit(step) or unfit(step, pools=pools, rows=rows, kind=kind)
-    if why:
+    if why := unfit(step, pools=pools, rows=rows, kind=kind):
         raise ValueError(why)
-    for problem in batches.problems(step, pool_pages=pools.shape[2], staging_pages=staging_pages):
-        raise ValueError(problem.sentence)
+    batches.refuse(step, pool_pages=pools.shape[2], staging_pages=staging_pages)
 
 
 def unfit(step: Batch, *, pools: Tensor, rows: Tensor, kind: str) -> str:
