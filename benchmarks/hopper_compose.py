@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -11,16 +13,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import finish
-from equivalence import composing, ranks, steps
+from equivalence import ranks
 from equivalence.case import Case
+from equivalence.compose import running, steps
+from equivalence.compose.matrix import Cell
 from equivalence.engines import pointer_gather
-from equivalence.matrix import Cell
 from equivalence.paths.ipc import step
 from equivalence.paths.ipc.candidate import Pool
 from equivalence.paths.ipc.peers import Peers
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.replay import Outcome
-from equivalence.verdict import PAGES
 from equivalence.world.link import Link
 
 KERNEL = "direct, one kernel"
@@ -95,7 +97,7 @@ def compose(setup: Setup) -> Iterator[dict[str, Any]]:
             cases = steps.sequence(scenario, cp=setup.ranks, layers=setup.layers, scale=setup.scale)
             for way in setup.ways:
                 start = perf_counter()
-                cell = composing.played(pool, way, cases, scenario=scenario)
+                cell = running.played(pool, way, cases, scenario=scenario)
                 yield {**about, **_told(cell), "whole_seconds": perf_counter() - start}
 
 
@@ -118,7 +120,7 @@ def _told(cell: Cell) -> dict[str, Any]:
     """A way over a scenario, in short."""
     verdicts = [each.verdict for each in cell.steps]
     stages = [
-        stage for verdict in verdicts for name, stage in verdict.stages.items() if name in PAGES
+        stage for verdict in verdicts for stage in verdict.stages.values() if stage.unit == "page"
     ]
     findings = [
         f"{verdict.case} {f.stage} {f.rule} {f.place}: {f.reading}"
@@ -143,24 +145,30 @@ def exchange(setup: Timed) -> Iterator[dict[str, Any]]:
     """Time and bytes of every way on one batch after another, with one rank a GPU."""
     count = setup.ranks or torch.cuda.device_count()
     for transport in setup.transports:
-        working = ["host", "stream"]
         with _pool(count, transport, setup) as pool:
-            for scenario, number in setup.batches:
-                case = steps.sequence(scenario, cp=count, layers=setup.layers, scale=setup.scale)[
-                    number
-                ]
+            silent: set[str] = set()
+            for (scenario, number), waits in product(setup.batches, ("host", "stream")):
+                if waits in silent:
+                    continue
+                case = _case(scenario, number, count, setup)
                 about = {
                     "batch": case.name,
                     "requests": len(case.inputs["prefix_lens"]),
                     "slots": len(case.inputs["slot_pages"]),
                     "ranks": count,
                     "transport": transport,
+                    "waits": waits,
                 }
-                for waits in list(working):
-                    for row in _exchanged(setup, pool, case, about | {"waits": waits}):
-                        yield row
-                        if row["way"] is None:  # each further try would take its whole time limit
-                            working.remove(waits)
+                rows = list(_exchanged(setup, pool, case, about))
+                yield from rows
+                if any(row["way"] is None for row in rows):
+                    silent.add(waits)  # each further try would take its whole time limit
+
+
+@lru_cache(maxsize=1)
+def _case(scenario: str, number: int, count: int, setup: Timed) -> Case:
+    """One step of a scenario."""
+    return steps.sequence(scenario, cp=count, layers=setup.layers, scale=setup.scale)[number]
 
 
 def _exchanged(

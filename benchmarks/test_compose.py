@@ -11,8 +11,9 @@ import xxhash
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from equivalence import composed, composition, pagedigests, steps
-from equivalence.steps import PAGE_SIZE, TOKEN_BYTES
+from equivalence import draws
+from equivalence.compose import digests, judging, steps, weighing
+from equivalence.compose.steps import PAGE_SIZE, TOKEN_BYTES
 from equivalence.verdict import Status
 from refimpl import batch as batches
 from refimpl import compose
@@ -59,9 +60,7 @@ class Pages:
 
 def filled(*shape: int) -> Tensor:
     """Random bytes."""
-    words = torch.empty(-(-torch.Size(shape).numel() // 8), dtype=torch.int64)
-    words.random_(-(2**63), None, generator=torch.Generator().manual_seed(0))
-    return words.view(torch.uint8)[: torch.Size(shape).numel()].view(shape)
+    return draws.raw(torch.Generator().manual_seed(0), *shape)
 
 
 @pytest.fixture(scope="module")
@@ -124,19 +123,19 @@ def test_composed_bytes_a_second(benchmark: BenchmarkFixture, pages: Pages) -> N
 def test_judged_bytes_a_second(benchmark: BenchmarkFixture) -> None:
     """Of the judge over what 8 ranks hold of a chunk; the peer is `torch.equal` of those bytes."""
     case = steps.sequence("chunk")[1]
-    held = {name: whole.contiguous() for name, whole in composition.reference(case).items()}
+    held = {name: whole.contiguous() for name, whole in weighing.reference(case).items()}
     same = {name: whole.clone() for name, whole in held.items()}
     size = sum(whole.nbytes for whole in held.values())
 
     def equal() -> bool:
         return all(torch.equal(as_int(held[name]), as_int(same[name])) for name in held)
 
-    verdict = benchmark(composed.judge, case, held)
+    verdict = benchmark(judging.judge, case, held)
     assert verdict.status is Status.EQUAL
     least = float(benchmark.stats.stats.min)  # type: ignore[union-attr]
     benchmark.extra_info["mib"] = round(size / (1 << 20))
     benchmark.extra_info["bytes_per_second"] = round(size / least)
-    ratio = ratio_to(equal, lambda: composed.judge(case, held))
+    ratio = ratio_to(equal, lambda: judging.judge(case, held))
     benchmark.extra_info["ratio_to_torch_equal"] = round(ratio, 2)
 
 
@@ -148,13 +147,13 @@ def test_digested_bytes_a_second(benchmark: BenchmarkFixture, pages: Pages) -> N
     def plain() -> list[bytes]:
         return [xxhash.xxh3_64_digest(data) for data in flat.values()]
 
-    def digests() -> list[int]:
-        return [len(pagedigests.of_dense(out, step)) for out in pages.out.values()]
+    def digest() -> list[int]:
+        return [len(digests.of_dense(out, step)) for out in pages.out.values()]
 
-    found = benchmark(digests)
+    found = benchmark(digest)
     assert found == [len(step.slot_pages)] * len(KINDS)
     least = float(benchmark.stats.stats.min)  # type: ignore[union-attr]
-    ratio = ratio_to(plain, digests)
+    ratio = ratio_to(plain, digest)
     benchmark.extra_info["bytes_per_second"] = round(pages.bytes / least)
     benchmark.extra_info["ratio_to_xxh3"] = round(ratio, 2)
     assert ratio >= 0.5

@@ -43,6 +43,14 @@ class Scores:
     nan: bool = False
 
 
+def raw(random: torch.Generator, *shape: int) -> Tensor:
+    """Random bytes, u8, every value alike."""
+    count = torch.Size(shape).numel()
+    words = torch.empty(-(-count // 8), dtype=torch.int64)
+    words.random_(-(2**63), None, generator=random)
+    return words.view(torch.uint8)[:count].view(shape)
+
+
 def scores(random: torch.Generator, like: Scores, spans: Spans, k: int, columns: int) -> Tensor:
     """fp32 [rows, columns] as `like` says."""
     drawn = torch.full((len(spans), columns), _OUTSIDE)

@@ -78,25 +78,14 @@ def check(
     torch.set_flush_denormal(False)  # the reference needs subnormals
     if device is not None:
         check_device(device)
-    verdict = Verdict(
-        case=case.name,
-        op=case.op,
-        path=case.path,
-        status=Status.UNDECIDED,
-        candidate=name_of(candidate),
-    )
+    verdict = replace(begin(case), candidate=name_of(candidate))
     try:
         free, origin = allowed.of_case(
             case, contract, candidate=candidate is not None, baseline=baseline is not None
         )
     except InvalidCase as error:
         return invalid(verdict, str(error))
-    verdict = replace(
-        verdict,
-        contract=describe(free, origin=origin),
-        contract_origin=origin,
-        allowed_by=free.name or "",
-    )
+    verdict = under(verdict, free, origin=origin)
     try:
         sizes = ops.validate(case)
         loaded = held(case, device=device)
@@ -156,15 +145,7 @@ def weigh(
         The verdict; UNDECIDED where the case cannot be computed.
     """
     free = allowed.freedoms(contract, case)
-    verdict = Verdict(
-        case=case.name,
-        op=case.op,
-        path=case.path,
-        status=Status.UNDECIDED,
-        contract=describe(free, origin="argument"),
-        contract_origin="argument",
-        allowed_by=free.name or "",
-    )
+    verdict = under(begin(case), free, origin="argument")
     try:
         sizes = ops.validate(case)
         spans = ops.find(case.op).windows(case)
@@ -270,6 +251,21 @@ def chosen(case: Case, rows: Sequence[int], sizes: Mapping[str, int]) -> torch.T
 
 def _quiet(_done: int, _rows: int) -> None:
     """Tell nobody."""
+
+
+def begin(case: Case) -> Verdict:
+    """The verdict of a case of which nothing is known yet."""
+    return Verdict(case=case.name, op=case.op, path=case.path, status=Status.UNDECIDED)
+
+
+def under(verdict: Verdict, free: Contract, *, origin: str) -> Verdict:
+    """The verdict with the contract in force, and where that comes from."""
+    return replace(
+        verdict,
+        contract=describe(free, origin=origin),
+        contract_origin=origin,
+        allowed_by=free.name or "",
+    )
 
 
 def invalid(verdict: Verdict, sentence: str) -> Verdict:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivalence import composition, consistent, exact, params, schema, slotmap, spans, specs
+from equivalence import consistent, exact, params, schema, slotmap, spans, specs
 from equivalence.case import Case
 from equivalence.checks import owners, quant
 from equivalence.checks.pages import SlotsOf
+from equivalence.compose import fitting, weighing
 from equivalence.errors import InvalidCase
 from equivalence.verdict import Coverage, Finding, Run
 from equivalence.windows import Windows, param
@@ -35,6 +36,8 @@ class Op:
         faults: what is wrong with a call, whatever it gave.
         weigh: (case, sides, progress) -> runs and rows judged, of an op that is not judged block
             by block; then a call with faults is refused before anything is called.
+        readable: (case) refuses inputs that are of another kind, before their sizes are read.
+        fits: (case, sizes) refuses parts that do not fit each other, beyond `consistent.check`.
         primary: the output that a bare tensor is taken for.
     """
 
@@ -49,6 +52,8 @@ class Op:
     reading: Callable[..., str] | None = None
     faults: Callable[[Case], Iterable[Finding]] | None = None
     weigh: Callable[..., tuple[list[Run], Coverage]] | None = None
+    readable: Callable[[Case], None] = lambda _: None
+    fits: Callable[[Case, Mapping[str, int]], None] = lambda *_: None
 
 
 def find(name: str) -> Op:
@@ -68,12 +73,13 @@ def validate(case: Case) -> dict[str, int]:
     Raises:
         InvalidCase: in one sentence.
     """
-    spec = find(case.op).spec
+    op = find(case.op)
+    spec = op.spec
     params.check(case, spec)
     known = {**PROFILES, **PUBLISHED}
     if case.arithmetic is not None and case.arithmetic not in known:
         raise InvalidCase(f"no arithmetic named {case.arithmetic!r}: one of {', '.join(known)}")
-    consistent.refuse_descriptors(case)
+    op.readable(case)
     sizes = schema.bind(spec.inputs, case.inputs)
     rows = _row_count(case, spec, sizes)
     if spec.rows == "rows":
@@ -82,6 +88,7 @@ def validate(case: Case) -> dict[str, int]:
     for i, entry in enumerate(case.recorded):
         given = {name: spec.outputs[name] for name in entry if name in spec.outputs}
         _bind_recorded(given or spec.outputs, entry, sizes, rows=rows, where=f"recorded.{i}")
+    op.fits(case, sizes)
     consistent.check(case, sizes)
     kind = case.row_class
     if kind is not None and (kind.dtype != torch.int8 or tuple(kind.shape) != (rows,)):
@@ -231,7 +238,9 @@ OPS: Mapping[str, Op] = {
         "compose_pages",
         spans.ranks,
         "token_pages",
-        faults=composition.refused,
-        weigh=composition.weigh,
+        faults=weighing.refused,
+        weigh=weighing.weigh,
+        readable=fitting.refuse_descriptors,
+        fits=fitting.check,
     ),
 }

@@ -120,6 +120,7 @@ class Stage:
         power: False when nothing in it could have been wrong differently.
         rules: failing rows (for logits: rows, not cells) by rule.
         failing: their numbers.
+        unit: what `counts` counts, row or page; the pages of a row are those of a slot.
     """
 
     status: Status
@@ -127,6 +128,7 @@ class Stage:
     power: bool = True
     rules: Mapping[str, int] = field(default_factory=dict)
     failing: tuple[int, ...] = ()
+    unit: str = "row"
 
 
 def merge(stages: Iterable[Stage]) -> Stage:
@@ -143,6 +145,7 @@ def merge(stages: Iterable[Stage]) -> Stage:
         power=any(look.power for look in looks),
         rules=dict(rules),
         failing=tuple(sorted({row for look in looks for row in look.failing})),
+        unit=next((look.unit for look in looks), "row"),
     )
 
 

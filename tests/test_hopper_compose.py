@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from benchmarks import hopper, hopper_compose, page, page_ranks
-from equivalence import composing, steps
 from equivalence.case import Case
+from equivalence.compose import running, steps
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import moves
 from equivalence.paths.ipc.ways import SUMS, WAYS
@@ -79,13 +79,13 @@ def test_every_way_of_a_scenario_is_judged() -> None:
 
 def test_a_rank_that_fails_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is concluded, and the part goes on with the next way."""
-    honest = composing.played
+    honest = running.played
 
     def played(pool: Any, way: str, cases: Any, **given: Any) -> Any:  # noqa: ANN401 - as honest
         fault = {"name": "killed-before", "rank": 1} if way == "direct" else None
         return honest(pool, way, cases, fault=fault, **given)
 
-    monkeypatch.setattr(composing, "played", played)
+    monkeypatch.setattr(running, "played", played)
     rows = list(hopper_compose.compose(replace(SMALL, ways=("direct", "staging"))))
     assert [row["status"] for row in rows] == ["UNDECIDED", "EQUAL"]
     assert (rows[0]["steps"], rows[0]["planned"], rows[0]["pages"]) == (1, 4, 0)

@@ -9,7 +9,8 @@ import pytest
 import torch._inductor.test_operators  # noqa: F401 - it can be imported once a process
 
 import equivalence.paths.chunked  # noqa: F401 - likewise, with what it is made of
-from equivalence import cli, generate, ops, steps, tables
+from equivalence import cli, generate, ops, tables
+from equivalence.compose import steps
 from equivalence.errors import NotEquivalent
 from equivalence.paths.ipc.faulty import FAULTS
 from equivalence.paths.ipc.ways import WAYS

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from equivalence import poisons
 from equivalence.checks import composereadings as readings
-from equivalence.checks import wanted
 from equivalence.checks.composeknown import Known, Seen, bytes_of, key_of
 from equivalence.checks.rows import listing
-from equivalence.checks.wanted import Kind, Piece, Step
+from equivalence.compose import wanted
+from equivalence.compose.wanted import Kind, Piece, Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Evidence, Finding, Stage, Status
 from refimpl import batch as batches
@@ -46,7 +46,6 @@ class Held:
 class _Told:
     """What was found so far."""
 
-    counts: Counter[str] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     failing: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
@@ -86,6 +85,7 @@ def decide(held: Held) -> tuple[Stage, list[Finding]]:
         power=power,
         rules=dict(told.rules),
         failing=tuple(sorted(told.failing)),
+        unit="page",
     ), [zeros.explain(known, found) for found in told.findings]
 
 

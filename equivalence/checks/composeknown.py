@@ -13,8 +13,8 @@ import xxhash
 from torch import Tensor
 
 from equivalence import poisons
-from equivalence.checks import wanted
-from equivalence.checks.wanted import Kind, Piece, Step
+from equivalence.compose import wanted
+from equivalence.compose.wanted import Kind, Piece, Step
 from refimpl import batch as batches
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -50,13 +50,23 @@ class Past:
 
 @dataclass(kw_only=True, eq=False)
 class Known:
-    """Everything that ranks had: made when the first wrong page is looked up."""
+    """Everything that ranks had: made when the first wrong page is looked up.
+
+    Attributes:
+        step: what they composed.
+        kind: which.
+        earlier: the steps before on the same ranks, the latest last.
+        poison: what the buffers held before, where known.
+        told: the readings of wrong pages.
+        deep: how many of them were read token by token.
+    """
 
     step: Step
     kind: Kind
     earlier: Sequence[Step] = ()
     poison: int | None = None
     told: dict[tuple[int, int, bytes], tuple[str, str]] = field(default_factory=dict)
+    deep: int = 0
 
     @cached_property
     def slot_pages(self) -> list[int]:

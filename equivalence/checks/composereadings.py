@@ -12,7 +12,7 @@ import numpy as np
 
 from equivalence.checks.composeknown import Bytes, Known, Seen, bytes_of, key_of, poisons_of
 from equivalence.checks.tokenreadings import of_tokens
-from equivalence.checks.wanted import Piece
+from equivalence.compose.wanted import Piece
 from equivalence.verdict import Finding
 from refimpl import batch as batches
 
@@ -42,7 +42,10 @@ def _named(known: Known, seen: Seen, key: bytes) -> tuple[str, str]:
     found = _wrapped(known, seen) or next(_whole(known, seen, key), None) or _sum(known, seen)
     if found is not None:
         return found
-    return of_tokens(known, seen) if len(known.told) < _DEEP else ("bits", "")
+    if known.deep >= _DEEP:
+        return "bits", ""
+    known.deep += 1
+    return of_tokens(known, seen)
 
 
 def _poison(known: Known, page: Bytes) -> int | None:

@@ -2,13 +2,15 @@
 
 from torch import Tensor
 
-from equivalence.checks.wanted import Step
+from equivalence.compose.wanted import Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Evidence, Finding, Stage, Status
 from refimpl.compose import KINDS
 
 REGIONS = ("pool", "staging", "dense", "guard")
 """In the order of the numbers that ranks report."""
+COLUMNS = ("layer or half", "kind", "region", "page", "byte", "changed")
+"""What a row of strays says; of a guard: region it guards, kind, guard, 0 before or 1 after, ..."""
 
 
 def decide(step: Step, strays: Tensor) -> tuple[Stage, list[Finding]]:
@@ -16,10 +18,9 @@ def decide(step: Step, strays: Tensor) -> tuple[Stage, list[Finding]]:
 
     Args:
         step: what was composed.
-        strays: int32 [cp, m, 6], one row a page: layer of a pool, half of a staging or a dense
-            buffer; the kind among `refimpl.compose.KINDS`; the region; the page; its first byte
-            that changed; how many did. Of a guard: the region it guards, the kind, "guard", 0
-            before or 1 after it. Rows of -1 say nothing.
+        strays: int32 [cp, m, 6], one row a page, see COLUMNS: layer of a pool, half of a staging
+            or a dense buffer; the kind among `refimpl.compose.KINDS`; the region; the page; its
+            first byte that changed; how many did. Rows of -1 say nothing.
     """
     findings: list[Finding] = []
     ranks: set[int] = set()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from equivalence.checks import wanted
 from equivalence.checks.composeknown import Bytes, Known, Seen, bytes_of, key_of, poisons_of
 from equivalence.checks.rows import listing
+from equivalence.compose import wanted
 from refimpl import batch as batches
 from refimpl.bits import SCALE_BYTES
 from refimpl.compose import planes

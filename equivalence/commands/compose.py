@@ -16,12 +16,12 @@ from equivalence.verdict import Status
 
 if TYPE_CHECKING:
     from equivalence.case import Case
-    from equivalence.matrix import Cell
+    from equivalence.compose.matrix import Cell
     from equivalence.paths.ipc.candidate import Pool
 
 _ALL = "all"
 _THREADS = "threads"
-_RANKS, _TRANSPORT, _TIMEOUT = 8, "shm", 30.0
+_RANKS, _TRANSPORT = 8, "shm"
 _STEPS = {"scenarios": _ALL, "layers": 8, "kinds": "token,index", "seed": 0, "scale": 1}
 """What makes steps, with what it is unless asked for."""
 
@@ -36,6 +36,7 @@ class _Asked:
         cases: from files; none where steps are made.
         ranks: how many.
         fault: as data, or None.
+        joined: whether they are those that torchrun started.
     """
 
     given: Mapping[str, Any]
@@ -43,6 +44,7 @@ class _Asked:
     cases: tuple["Case", ...]
     ranks: int
     fault: Mapping[str, Any] | None
+    joined: bool = False
 
     def option(self, name: str, default: Any) -> Any:  # noqa: ANN401 - of any option
         """An option, or what it is unless named."""
@@ -96,7 +98,7 @@ def compose_(paths: tuple[Path, ...], json_to: str | None, **options: Any) -> in
 
     Steps are made from a seed, or read from case files. Under torchrun its ranks are taken.
     """
-    from equivalence.matrix import Matrix  # noqa: PLC0415 - imported when a command needs it
+    from equivalence.compose.matrix import Matrix  # noqa: PLC0415 - imported when a command needs it
     from equivalence.report import as_compose  # noqa: PLC0415 - likewise
 
     check_target("--json", json_to)
@@ -148,15 +150,16 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     Raises:
         UsageError: they do not go together, or a name does not exist.
     """
-    from equivalence import composing, store  # noqa: PLC0415 - torch is imported when needed
+    from equivalence import store  # noqa: PLC0415 - torch is imported when needed
+    from equivalence.compose import running  # noqa: PLC0415 - torch is imported when needed
     from equivalence.paths.ipc import faulty  # noqa: PLC0415 - likewise
     from equivalence.paths.ipc.ways import WAYS  # noqa: PLC0415 - likewise
 
     making = [f"--{name}" for name in _STEPS if name in given]
     if paths and making:
         raise UsageError(f"{' and '.join(making)}: these make steps, and case files have theirs")
-    fault = _fault(given["fault"]) if "fault" in given else None
-    ways = composing.known("way", _names(given.get("ways", _ALL)), tuple(WAYS))
+    fault = faulty.parse(given["fault"]).as_json() if "fault" in given else None
+    ways = running.known("way", _names(given.get("ways", _ALL)), tuple(WAYS))
     if fault is not None and given.get("ways", _ALL) == _ALL:
         ways = faulty.FAULTS[fault["name"]].ways
     for way in ways if fault is not None else ():
@@ -166,7 +169,7 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     if len(sizes) > 1:
         listed = " and ".join(map(str, sizes))
         raise UsageError(f"the cases are of {listed} ranks: name those of one number at a time")
-    joined = int(os.environ["WORLD_SIZE"]) if _is_joined() else None
+    joined = _joined()
     ranks = given.get("ranks", joined or (sizes[0] if sizes else _RANKS))
     for what, other in (
         ("the cases are of", sizes[0] if sizes else None),
@@ -174,7 +177,14 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     ):
         if other not in (None, ranks):
             raise UsageError(f"{what} {other} ranks; --ranks is {ranks}")
-    asked = _Asked(given=given, ways=ways, cases=cases, ranks=ranks, fault=fault)
+    asked = _Asked(
+        given=given,
+        ways=ways,
+        cases=cases,
+        ranks=ranks,
+        fault=fault,
+        joined=joined is not None,
+    )
     if not cases:
         _scenarios(asked)
     return asked
@@ -186,10 +196,10 @@ def _scenarios(asked: _Asked) -> dict[str, int]:
     Raises:
         UsageError: one does not exist, or cannot be made.
     """
-    from equivalence import composing, steps  # noqa: PLC0415 - torch is imported when needed
+    from equivalence.compose import running, steps  # noqa: PLC0415 - torch is imported when needed
 
-    named = composing.known("scenario", _names(asked.steps["scenarios"]), steps.NAMES)
-    composing.known("kind", _names(asked.steps["kinds"]), tuple(steps.TOKEN_BYTES))
+    named = running.known("scenario", _names(asked.steps["scenarios"]), steps.NAMES)
+    running.known("kind", _names(asked.steps["kinds"]), tuple(steps.TOKEN_BYTES))
     return {name: len(steps.plan(name)) for name in named}
 
 
@@ -198,34 +208,20 @@ def _names(text: str) -> list[str] | None:
     return None if text == _ALL else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _fault(text: str) -> dict[str, Any]:
-    """A fault as data from NAME,KEY=VALUE,...
+def _joined() -> int | None:
+    """How many ranks torchrun started, where this process is one of them.
 
     Raises:
-        UsageError: there is none of that name, or a value is no number.
+        UsageError: the environment says no number.
     """
-    from equivalence.paths.ipc import faulty  # noqa: PLC0415 - torch is imported when needed
+    from equivalence.world import meeting  # noqa: PLC0415 - torch is imported when needed
 
-    name, *settings = text.split(",")
-    if name not in faulty.FAULTS:
-        raise UsageError(f"no fault is named {name!r}: there are {', '.join(faulty.FAULTS)}")
-    data: dict[str, Any] = {"name": name}
-    whole = dict.fromkeys(("rank", "turn", "wrap_bits"), int)
-    kinds: dict[str, Any] = {**whole, "delay": float}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if key not in kinds:
-            raise UsageError(f"--fault {text}: {key!r} is none of {', '.join(kinds)}")
-        try:
-            data[key] = kinds[key](value)
-        except ValueError:
-            raise UsageError(f"--fault {text}: {key} is {value!r}, no number") from None
-    return faulty.Fault(**data).as_json()
-
-
-def _is_joined() -> bool:
-    """Whether this process is one of the ranks that torchrun started."""
-    return {"RANK", "WORLD_SIZE"} <= set(os.environ)
+    if not set(meeting.NEEDED) <= set(os.environ):
+        return None
+    told = os.environ["WORLD_SIZE"]
+    if not told.isascii() or not told.isdigit() or not int(told):
+        raise UsageError(f"WORLD_SIZE is {told!r}: it is the number of ranks, as torchrun sets it")
+    return int(told)
 
 
 @contextmanager
@@ -234,13 +230,13 @@ def _world(asked: _Asked) -> Iterator[_World]:
     from equivalence import ranks  # noqa: PLC0415 - torch is imported when needed
     from equivalence.world import threads  # noqa: PLC0415 - likewise
 
-    timeout = asked.option("timeout", _TIMEOUT)
+    timeout = asked.option("timeout", ranks.TIMEOUT)
     settings = {
         "transport": asked.transport,
         "timeout": timeout,
         "device": asked.option("device", None),
     }
-    if _is_joined():
+    if asked.joined:
         with ranks.joined(**settings) as pool:
             yield _World(pool=pool, speaks=not pool.rank, tell=pool.tell)
     elif asked.transport == _THREADS:
@@ -252,7 +248,7 @@ def _world(asked: _Asked) -> Iterator[_World]:
 
 def _cells(asked: _Asked, world: _World, tell: Tell) -> Iterator[tuple["Cell", int]]:
     """Every way over every scenario or case, and the width of their names."""
-    from equivalence import composing  # noqa: PLC0415 - torch is imported when needed
+    from equivalence.compose import running  # noqa: PLC0415 - torch is imported when needed
 
     common: dict[str, Any] = {"fault": asked.fault, "judged": world.speaks}
     if asked.cases:
@@ -263,14 +259,14 @@ def _cells(asked: _Asked, world: _World, tell: Tell) -> Iterator[tuple["Cell", i
             tell(f"{case.name} {way}", done, total)
             name, path = case.name, case.path
             yield (
-                composing.played(world.pool, way, [case], scenario=name, path=path, **common),
+                running.played(world.pool, way, [case], scenario=name, path=path, **common),
                 width,
             )
         return
     names = _scenarios(asked)
     made = {name: asked.steps[name] for name in ("layers", "seed", "scale")}
     kinds = _names(asked.steps["kinds"]) or ()
-    for cell in composing.over(
+    for cell in running.over(
         world.pool,
         asked.ways,
         tuple(names),

@@ -11,8 +11,7 @@ from equivalence.errors import UsageError
 from refimpl import batch as batches
 from refimpl.batch import Batch
 from refimpl.bits import E4M3
-from refimpl.compose import KINDS
-from refimpl.compose import compose_pages as composed
+from refimpl.compose import KINDS, written
 
 SHAPES = ("cold", "hits", "chunk", "carried", "shared", "mixed")
 """New prompts; cache hits with short extends; a chunk on an aligned prefix; a chunk alone on an
@@ -162,7 +161,9 @@ def _steps(
         name = f"compose_pages {shape} seed {seed}"
         case = _case(step, pools, rows, fp8=fp8)
         made.append(replace(case, name=f"{name} step {number}" if steps > 1 else name))
-        pools = {kind: _written(step, pools[kind], rows[kind], kind) for kind in kinds}
+        pools = {
+            kind: written(step, pools=pools[kind], rows=rows[kind], kind=kind) for kind in kinds
+        }
         batch = [
             (prefix + extend, page_size * (1 + i % 2))
             for i, (prefix, extend) in enumerate(_whole(batch, page_size))
@@ -243,31 +244,12 @@ def _take(order: list[int], count: int) -> list[int]:
 def _case(step: Batch, pools: dict[str, Tensor], rows: dict[str, Tensor], *, fp8: bool) -> Case:
     held = {f"{kind}_pools": pool for kind, pool in pools.items()}
     held |= {f"{kind}_rows": new for kind, new in rows.items()}
-    names = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
     params: dict[str, JSON] = {"cp": step.cp, "page_size": step.page_size}
     return Case(
         op="compose_pages",
         inputs={
             **{name: tensor.view(E4M3) if fp8 else tensor for name, tensor in held.items()},
-            **{name: getattr(step, name).clone() for name in names},
+            **{name: getattr(step, name).clone() for name in batches.TENSORS},
         },
         params=params,
     )
-
-
-def _written(step: Batch, pools: Tensor, rows: Tensor, kind: str) -> Tensor:
-    """The pools after the step: every owner has its current pages."""
-    names = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
-    dense = composed(
-        pools=pools,
-        rows=rows,
-        **{name: getattr(step, name) for name in names},
-        cp=step.cp,
-        kind=kind,
-        page_size=step.page_size,
-    )
-    after = pools.clone()
-    for slot in batches.current_slots(step).tolist():
-        page = int(step.slot_pages[slot])
-        after[:, int(step.owner[page]), int(step.local_page[page])] = dense[:, slot]
-    return after

@@ -7,10 +7,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from equivalence import composition, poisons
+from equivalence import poisons
 from equivalence.case import Case
-from equivalence.checks import wanted
 from equivalence.checks.tokenreadings import page_of, rows_of
+from equivalence.compose import wanted, weighing
 from refimpl import batch as batches
 from refimpl.compose import planes
 
@@ -38,7 +38,7 @@ class ComposeFault:
 
 def right(case: Case) -> Outputs:
     """What every rank must hold, each in memory of its own."""
-    return {name: tensor.clone() for name, tensor in composition.reference(case).items()}
+    return {name: tensor.clone() for name, tensor in weighing.reference(case).items()}
 
 
 def spoilt(case: Case, fault: ComposeFault) -> Outputs:

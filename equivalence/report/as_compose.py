@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from equivalence.matrix import Cell, Matrix, Step
+from equivalence.compose.matrix import Cell, Matrix, Step
 from equivalence.report import as_json, as_text
 from equivalence.units import many, size
-from equivalence.verdict import PAGES, Status, Verdict
+from equivalence.verdict import Status, Verdict
 
 SCHEMA = 1
 
@@ -119,8 +119,8 @@ def _otherwise(cell: Cell) -> str:
         different = sum(
             stage.counts.get("different", 0)
             for step in cell.steps
-            for name, stage in step.verdict.stages.items()
-            if name in PAGES
+            for stage in step.verdict.stages.values()
+            if stage.unit == "page"
         )
         rules: Counter[str] = Counter()
         for step in cell.steps:

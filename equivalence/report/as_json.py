@@ -89,6 +89,7 @@ def _stage(stage: Stage) -> dict[str, Any]:
         "power": stage.power,
         "rules": dict(stage.rules),
         "failing": list(stage.failing[:_MOST_ROWS]),
+        **({} if stage.unit == "row" else {"unit": stage.unit}),
         **stage.counts,
     }
 
@@ -134,13 +135,14 @@ def verdict_of(data: Mapping[str, Any]) -> Verdict:
 
 
 def _stage_of(data: Mapping[str, Any]) -> Stage:
-    own = {"status", "power", "rules", "failing"}
+    own = {"status", "power", "rules", "failing", "unit"}
     return Stage(
         status=Status(data["status"]),
         counts={key: count for key, count in data.items() if key not in own},
         power=data["power"],
         rules=data["rules"],
         failing=tuple(data["failing"]),
+        unit=data.get("unit", "row"),
     )
 
 

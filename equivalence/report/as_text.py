@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from equivalence.receipt import Receipt
 from equivalence.units import many, size
-from equivalence.verdict import PAGES, Evidence, Finding, Memory, Run, Stage, Status, Verdict
+from equivalence.verdict import Evidence, Finding, Memory, Run, Stage, Status, Verdict
 
 _ROWS = 3
 _CLASSES = ("identical", "reordered", "tied", "open", "undecided", "different")
@@ -33,7 +33,7 @@ def _headline(verdict: Verdict) -> str:
     named = [] if verdict.case == "case" else [verdict.case]
     name = " ".join(filter(None, [*named, verdict.op]))
     failing = verdict.failing
-    pages = [stage for name, stage in verdict.stages.items() if name in PAGES]
+    pages = [stage for stage in verdict.stages.values() if stage.unit == "page"]
     apart = sum(stage.counts["different"] for stage in pages)
     if different and apart:
         what = f"{apart:,} of {many(sum(s.counts['rows'] for s in pages), 'page')} differ"
@@ -50,15 +50,15 @@ def _run(run: Run, *, named: bool) -> list[str]:
     lines = [f"  {run.name}"] if named else []
     told = _told(run)
     for finding in told:
-        lines += [*_finding(finding), ""]
-    paged = any(name in PAGES for name in run.stages)
+        lines += [*_finding(finding, run.stages.get(finding.stage)), ""]
+    paged = any(stage.unit == "page" for stage in run.stages.values())
     wrong = len({row for stage in run.stages.values() for row in stage.failing})
     shown = len({finding.row for finding in told} - {None})
     if paged and (more := sum(sum(s.rules.values()) for s in run.stages.values()) - len(told)) > 0:
         lines.append(f"  ... {many(more, 'more finding')}")
     elif wrong > shown and not paged:
         lines.append(f"  ... {many(wrong - shown, 'more row')}")
-    lines += [f"  {name}: {_agreement(stage, unit(name))}" for name, stage in run.stages.items()]
+    lines += [f"  {name}: {_agreement(stage)}" for name, stage in run.stages.items()]
     blamed = [f"the {where} in {many(n, 'row')}" for where, n in run.blame.items() if n]
     if blamed:
         lines.append(f"  the fault began in {', in '.join(blamed)}")
@@ -89,9 +89,9 @@ def _told(run: Run) -> list[Finding]:
     return sorted(chosen, key=run.findings.index)
 
 
-def _finding(finding: Finding) -> list[str]:
+def _finding(finding: Finding, stage: Stage | None) -> list[str]:
     """One finding: where, the values, the reading."""
-    row = "slot" if finding.stage in PAGES else "row"
+    row = "slot" if stage is not None and stage.unit == "page" else "row"
     where = f"{finding.stage}" if finding.row is None else f"{row} {finding.row}   {finding.stage}"
     head = "   ".join(filter(None, [where, finding.place, finding.rule]))
     place, value = (
@@ -108,12 +108,7 @@ def _line(line: Evidence, place: int, value: int) -> str:
     return f"{aligned}  {line.note}" if line.bits else f"{aligned.rstrip()}  {line.note}"
 
 
-def unit(stage: str) -> str:
-    """What the rows of an output are."""
-    return "page" if stage in PAGES else "row"
-
-
-def _agreement(stage: Stage, what: str) -> str:
+def _agreement(stage: Stage) -> str:
     """What of one output is right."""
     counts = stage.counts
     if "within" in counts:
@@ -122,7 +117,7 @@ def _agreement(stage: Stage, what: str) -> str:
         return f"{counts['identical']:,} of {many(counts['compared'], 'cell')} hold the same bits"
     good = {kind: counts[kind] for kind in _CLASSES[:4] if counts.get(kind)}
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in good.items())
-    head = f"{sum(good.values()):,} of {many(counts['rows'], what)} agree"
+    head = f"{sum(good.values()):,} of {many(counts['rows'], stage.unit)} agree"
     return f"{head}: {kinds}" if kinds else head
 
 
@@ -136,7 +131,7 @@ def case_lines(verdict: Verdict, *, width: int = 0) -> str:
     status = verdict.status.value + (", expected" if verdict.expected else "")
     names = dict.fromkeys(name for run in verdict.runs for name in run.stages)
     looks = {name: [r.stages[name] for r in verdict.runs if name in r.stages] for name in names}
-    parts = [f"{name:<15} {_counts(each, unit(name))}" for name, each in looks.items()]
+    parts = [f"{name:<15} {_counts(each)}" for name, each in looks.items()]
     parts += [f"{'control':<15} {_control(n, c)}" for n, c in verdict.control.items()]
     for run in verdict.runs[:1]:
         parts += [f"{'ran':<15} {path(receipt)}" for receipt in run.paths]
@@ -159,7 +154,7 @@ def _control(name: str, counts: Mapping[str, int]) -> str:
     return f"{name} run against run: {', '.join(kinds)}"
 
 
-def _counts(stages: Sequence[Stage], what: str) -> str:
+def _counts(stages: Sequence[Stage]) -> str:
     """One output: cells, or rows by class with a number for each run."""
     if "compared" in stages[0].counts:
         compared = sum(stage.counts["compared"] for stage in stages)
@@ -174,7 +169,7 @@ def _counts(stages: Sequence[Stage], what: str) -> str:
             parts.append(f"{' and '.join(f'{n:,}' for n in each)} {kind}")
     rules = dict.fromkeys(rule for stage in stages for rule in stage.rules)
     why = f" ({', '.join(rules)})" if rules else ""
-    return f"{many(stages[0].counts['rows'], what)}{runs}: {', '.join(parts)}{why}"
+    return f"{many(stages[0].counts['rows'], stages[0].unit)}{runs}: {', '.join(parts)}{why}"
 
 
 def summary(verdicts: Iterable[Verdict]) -> str:
@@ -184,8 +179,8 @@ def summary(verdicts: Iterable[Verdict]) -> str:
     cells: Counter[str] = Counter()
     pages: Counter[str] = Counter()
     for verdict in cases:
-        for name, stage in verdict.stages.items():
-            kind = pages if name in PAGES else cells if "compared" in stage.counts else rows
+        for stage in verdict.stages.values():
+            kind = pages if stage.unit == "page" else cells if "compared" in stage.counts else rows
             kind.update(stage.counts)
     head = [many(len(cases), "case")]
     head += [many(cells["compared"], "logit")] if cells["compared"] else []

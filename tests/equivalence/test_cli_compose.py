@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from equivalence import cli, generate, steps, store
+from equivalence import cli, generate, store
+from equivalence.compose import steps
 from equivalence.paths.ipc.faulty import FAULTS
 from equivalence.paths.ipc.ways import WAYS
 
 Tell = Callable[..., tuple[int, str, str]]
 
 TINY = ("--ranks", 2, "--layers", 2, "--scale", 16, "--transport", "threads")
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def test_every_way_is_a_line_and_the_whole_a_sentence(tell: Tell) -> None:
@@ -160,8 +162,8 @@ def test_json_is_sorted_and_says_the_same_twice(tell: Tell, tmp_path: Path) -> N
         (("--kinds", "page"), "no kind is named 'page': there are token, index"),
         (("--transport", "carrier"), "transport is 'carrier': it is "),
         (("--fault", "gremlin"), "no fault is named 'gremlin': there are producer-delay, "),
-        (("--fault", "row-zero,size=3"), "--fault row-zero,size=3: 'size' is none of rank, "),
-        (("--fault", "row-zero,rank=x"), "--fault row-zero,rank=x: rank is 'x', no number"),
+        (("--fault", "row-zero,size=3"), "fault row-zero,size=3: 'size' is none of rank, "),
+        (("--fault", "row-zero,rank=x"), "fault row-zero,rank=x: rank is 'x', no number"),
         (
             ("--fault", "row-zero", "--ways", "legacy"),
             "row-zero has no place in legacy: it is one of staging, direct, prefetch",
@@ -246,8 +248,20 @@ def test_more_ranks_than_torchrun_has_are_refused(
     tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its number stands."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
     code, _, err = tell("compose", "--ranks", 4)
     assert code == 2
     assert "torchrun has 2 ranks; --ranks is 4" in err
+
+
+@pytest.mark.parametrize("count", ["two", "-1", "0", "", "\u00b2"])
+def test_an_environment_that_says_no_number_of_ranks_is_refused(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, count: str
+) -> None:
+    """One sentence, and no rank is waited for."""
+    for name, value in {**TORCHRUN, "WORLD_SIZE": count}.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = tell("compose")
+    assert (code, out) == (2, "")
+    assert f"WORLD_SIZE is {count!r}: it is the number of ranks" in err

@@ -7,8 +7,8 @@ from time import monotonic
 
 import pytest
 
-from equivalence import composing, steps
-from equivalence.matrix import Cell
+from equivalence.compose import running, steps
+from equivalence.compose.matrix import Cell
 from equivalence.paths.ipc.faulty import FAULTS, Fault
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.ranks import Pool
@@ -26,7 +26,7 @@ ENDS = {"crash", "timeout"}
 @pytest.mark.parametrize("scenario", steps.NAMES)
 def test_every_way_gives_every_rank_the_references_bytes(ranks: Pool, scenario: str) -> None:
     """No byte of any page of any rank differs, and each way is the one that ran."""
-    cells = list(composing.over(ranks, scenarios=[scenario]))
+    cells = list(running.over(ranks, scenarios=[scenario]))
     assert [cell.way for cell in cells] == list(WAYS)
     planned = len(steps.plan(scenario))
     for cell in cells:
@@ -39,7 +39,7 @@ def injected(pool: Pool, fault: Fault, way: str) -> Cell:
     """A way with a fault, over steps of the same shapes and other contents."""
     told = FAULTS[fault.name]
     kinds = ("token",) if "one kind" in told.needs else ("token", "index")
-    return composing.played(
+    return running.played(
         pool,
         way,
         [steps.sequence("mixed", layers=4, kinds=kinds, seed=s, scale=2)[0] for s in range(3)],
@@ -76,7 +76,7 @@ def test_a_killed_rank_is_named_and_ends_all(ranks: Pool, name: str, way: str) -
     assert (found.rule, found.place) == ("crash", "rank 5")
     assert "rank 5 was killed by SIGKILL" in found.reading
     right = steps.sequence("chunk", layers=2, scale=4)[:1]
-    assert composing.played(ranks, way, right, scenario="chunk").status is Status.EQUAL
+    assert running.played(ranks, way, right, scenario="chunk").status is Status.EQUAL
 
 
 @pytest.mark.parametrize("way", ["dense", "staging", "direct", "prefetch"])
@@ -85,5 +85,5 @@ def test_200_adversarial_rounds_have_no_wrong_byte(ranks: Pool, way: str) -> Non
     cases = steps.sequence("bs-1-4", layers=25, scale=4)
     assert sum(25 * 2 for _ in cases) == 200
     fault = Fault(name="producer-delay", delay=0.01).as_json()
-    cell = composing.played(ranks, way, cases, scenario="bs-1-4", fault=fault)
+    cell = running.played(ranks, way, cases, scenario="bs-1-4", fault=fault)
     assert (cell.status, len(cell.steps)) == (Status.EQUAL, 4)

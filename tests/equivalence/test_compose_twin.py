@@ -9,8 +9,9 @@ import twin_compose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equivalence import composed, composition, generate
+from equivalence import generate
 from equivalence.case import Case
+from equivalence.compose import judging, weighing
 from equivalence.drawn.compose import SHAPES
 from equivalence.judge import check
 from equivalence.planted import compose as planted
@@ -46,14 +47,14 @@ def of_twin(case: Case) -> dict[str, Any]:
 def test_the_twin_agrees(seed: int, **how: Any) -> None:  # noqa: ANN401 - of `compose_pages`
     """Byte for byte, over shapes, ranks, page sizes and kinds."""
     case = generate.compose_pages(seed, **how)
-    verdict = composed.judge(case, of_twin(case))
+    verdict = judging.judge(case, of_twin(case))
     assert verdict.status is Status.EQUAL, verdict.findings
 
 
 def test_the_twin_agrees_on_steps_in_a_row() -> None:
     """What a step wrote is prefix of the next."""
     for case in generate.compose_sequence(5, fp8=True):
-        assert composed.judge(case, of_twin(case)).status is Status.EQUAL
+        assert judging.judge(case, of_twin(case)).status is Status.EQUAL
 
 
 @given(data=st.data(), seed=st.integers(0, 64))
@@ -84,11 +85,11 @@ def test_garbage_tables_never_end_in_a_traceback(data: st.DataObject, seed: int)
 @pytest.mark.parametrize("cut", [97, 500])
 def test_pieces_of_a_layer_come_to_the_whole(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that is too large is composed a few slots at a time, carried page and all."""
-    monkeypatch.setattr("equivalence.checks.wanted._PIECE_BYTES", cut)
+    monkeypatch.setattr("equivalence.compose.wanted._PIECE_BYTES", cut)
     for seed in range(6):
         case = generate.compose_pages(seed)
-        verdict = composed.judge(case, composition.reference(case))
+        verdict = judging.judge(case, weighing.reference(case))
         assert verdict.status is Status.EQUAL
         wrong = planted.right(case)
         wrong["token_pages"][0, 0, 0, 5] += 1
-        assert composed.judge(case, wrong).failing == [0]
+        assert judging.judge(case, wrong).failing == [0]

@@ -12,14 +12,13 @@ import torch
 from tiny import call_of, ints
 from torch import Tensor
 
-from equivalence import composed, composition, generate, ops, poisons, saved, store
+from equivalence import generate, ops, poisons, saved, store
 from equivalence.case import Case
-from equivalence.checks import strayed
+from equivalence.compose import judging, weighing
 from equivalence.drawn.compose import SHAPES
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.judge import assert_equivalent, check
 from equivalence.paths.ipc.candidate import RanksFailed
-from equivalence.paths.ipc.peers import REGIONS
 from equivalence.planted import compose as planted
 from equivalence.report import as_json, as_text
 from equivalence.verdict import Status, Verdict
@@ -92,7 +91,7 @@ def test_a_planted_fault_has_its_rule_at_its_place(name: str) -> None:
     """And its reading, and nothing else is found before it."""
     fault = planted.FAULTS[name]
     case = generate.compose_pages(1, shape="carried" if name == "without-carried" else "mixed")
-    verdict = composed.judge(case, planted.spoilt(case, fault))
+    verdict = judging.judge(case, planted.spoilt(case, fault))
     assert verdict.status is Status.DIFFERENT
     assert any(
         found.rule == fault.rule and fault.place in found.place and fault.reading in found.reading
@@ -107,7 +106,7 @@ def test_other_bytes_of_the_same_meaning_are_equal() -> None:
     """Pages as u8 where pools are e4m3, and pages under other numbers."""
     case = generate.compose_pages(2, fp8=True)
     outputs = {n: t.view(torch.uint8) for n, t in planted.right(case).items() if "pages" in n}
-    assert composed.judge(case, outputs).status is Status.EQUAL
+    assert judging.judge(case, outputs).status is Status.EQUAL
     plain = generate.compose_pages(2)
     turned = torch.cat([ints(0), 1 + torch.randperm(len(plain.inputs["owner"]) - 1).int()])
     back = torch.empty_like(turned).scatter_(0, turned.long(), torch.arange(len(turned)).int())
@@ -119,7 +118,7 @@ def test_other_bytes_of_the_same_meaning_are_equal() -> None:
         slot_pages=torch.where(pages > 0, back[pages.clamp(min=0).long()], pages),
     )
     assert not torch.equal(other.inputs["slot_pages"], pages)
-    assert composed.judge(other, planted.right(plain)).status is Status.EQUAL
+    assert judging.judge(other, planted.right(plain)).status is Status.EQUAL
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_a_batch_with_a_problem_is_refused(
     assert (verdict.status, called) == (Status.DIFFERENT, [])
     assert ("inputs", rule) in rules(verdict)
     assert any(words in told for told in readings(verdict))
-    assert composed.judge(spoilt, planted.right(case)).findings == verdict.findings
+    assert judging.judge(spoilt, planted.right(case)).findings == verdict.findings
     assert all(found.place.startswith("slot ") for found in verdict.findings)
 
 
@@ -330,7 +329,7 @@ def test_ranks_are_compared_with_each_other(holders: tuple[int, ...], reading: s
     for rank, change in enumerate(holders):
         outputs["token_pages"][rank, 1, 3, 9] += change
         outputs["row_locations"][rank, 5] += 100 * change
-    verdict = composed.judge(case, outputs)
+    verdict = judging.judge(case, outputs)
     told = [found for found in verdict.findings if found.rule == "diverged"]
     assert [found.reading for found in told] == (
         [reading, reading.replace("page", "table of locations")] if reading else []
@@ -341,14 +340,13 @@ def test_ranks_are_compared_with_each_other(holders: tuple[int, ...], reading: s
 
 
 def test_strays_are_told_with_their_place() -> None:
-    """Region, kind, layer or half, page and byte; their names are the ranks' own."""
-    assert strayed.REGIONS == REGIONS
+    """Region, kind, layer or half, page and byte."""
     case = generate.compose_pages(0)
     rows = [[2, 1, 0, 5, 7, 3], [1, 0, 1, 0, 0, 96], [2, 0, 3, 1, 4, 1], [-1] * 6]
     strays = torch.full((4, 4, 6), -1, dtype=torch.int32)
-    assert composed.judge(case, {**planted.right(case), "strays": strays}).status is Status.EQUAL
+    assert judging.judge(case, {**planted.right(case), "strays": strays}).status is Status.EQUAL
     strays[2] = torch.tensor(rows)
-    verdict = composed.judge(case, {**planted.right(case), "strays": strays})
+    verdict = judging.judge(case, {**planted.right(case), "strays": strays})
     assert [(f.rule, f.place, f.evidence[0].place) for f in verdict.findings] == [
         ("wrote-outside", "rank 2 index pool layer 2 page 5", "byte 7"),
         ("wrote-outside", "rank 2 token staging half 1 page 0", "byte 0"),
@@ -356,11 +354,11 @@ def test_strays_are_told_with_their_place() -> None:
     ]
     assert verdict.status is Status.DIFFERENT
     for odd in (strays[..., :5], strays[:3]):
-        assert ("strays", "shape") in rules(composed.judge(case, {"strays": odd}))
+        assert ("strays", "shape") in rules(judging.judge(case, {"strays": odd}))
     none = {**planted.right(case), "strays": strays[:, :0]}
-    assert composed.judge(case, none).status is Status.EQUAL
+    assert judging.judge(case, none).status is Status.EQUAL
     many = strays.new_full((4, 12, 6), 9)
-    verdict = composed.judge(case, {**planted.right(case), "strays": many})
+    verdict = judging.judge(case, {**planted.right(case), "strays": many})
     assert verdict.stages["strays"].rules == {"wrote-outside": 48}
     assert verdict.findings[0].place == "rank 0 number 9 number 9 half 9 page 9"
 
@@ -369,17 +367,17 @@ def test_a_page_of_a_step_before_is_recognised() -> None:
     """By its turns, and a plan of the step before by the page that it named."""
     *before, now = generate.compose_sequence(3, steps=3)
     outputs = planted.right(now)
-    last = composition.reference(before[-1])["token_pages"].view(torch.uint8)
+    last = weighing.reference(before[-1])["token_pages"].view(torch.uint8)
     slot = planted.slot_of(now, current=True)
     old = planted.slot_of(before[-1], current=True)
     outputs["token_pages"][1, 0, slot] = last[0, 1, old]
-    verdict = composed.judge(now, outputs, earlier=before)
+    verdict = judging.judge(now, outputs, earlier=before)
     assert verdict.findings[0].rule == "stale-round"
     assert readings(verdict)[0].startswith("holds the page of 2 turns before (layer 1 of the step")
-    assert composed.judge(now, outputs).findings[0].rule == "page-mismatch"
+    assert judging.judge(now, outputs).findings[0].rule == "page-mismatch"
     first, second = (generate.compose_pages(seed, shape="mixed") for seed in (7, 8))
     outputs["token_pages"][1, 0, slot] = planted.right(first)["token_pages"][0, 2, 6]
-    told = readings(composed.judge(now, outputs, earlier=[first, second]))[0]
+    told = readings(judging.judge(now, outputs, earlier=[first, second]))[0]
     assert told.startswith("holds the page of 4 turns before (layer 2 of 2 steps before, slot 6)")
 
 
@@ -389,7 +387,7 @@ def test_a_plan_of_the_step_before_is_recognised() -> None:
     pages = one.inputs["slot_pages"].clone()
     pages[[0, 1]] = pages[[1, 0]]
     two = with_inputs(one, slot_pages=pages)
-    verdict = composed.judge(two, planted.right(one), earlier=[one])
+    verdict = judging.judge(two, planted.right(one), earlier=[one])
     assert verdict.findings[0].rule == "page-mismatch"
     assert readings(verdict)[0] == (
         f"holds page {int(pages[1])}, which slot 1 has, "
@@ -401,13 +399,13 @@ def test_an_earlier_step_has_to_be_one() -> None:
     """Another op, or a step that may not be composed, is the caller's mistake."""
     case = generate.compose_pages(0)
     with pytest.raises(UsageError, match="is a case of gather_rows"):
-        composed.judge(case, planted.right(case), earlier=[generate.gather_rows(0)])
+        judging.judge(case, planted.right(case), earlier=[generate.gather_rows(0)])
     for spoilt, words in ((changed(case, "writer", 0, 3), "may not be composed"),):
         with pytest.raises(UsageError, match=words):
-            composed.judge(case, planted.right(case), earlier=[spoilt])
-    with pytest.raises(UsageError, match=r"the earlier step .*: params\.cp is missing"):
-        composed.judge(case, planted.right(case), earlier=[replace(case, params={})])
-    verdict = composed.judge(replace(case, params={}), planted.right(case))
+            judging.judge(case, planted.right(case), earlier=[spoilt])
+    with pytest.raises(UsageError, match=r"the earlier step .* composed: params\.cp is missing"):
+        judging.judge(case, planted.right(case), earlier=[replace(case, params={})])
+    verdict = judging.judge(replace(case, params={}), planted.right(case))
     assert readings(verdict) == ["params.cp is missing"]
 
 
@@ -438,7 +436,7 @@ def test_offsets_that_wrap_are_recognised() -> None:
     outputs = planted.right(case)
     # Local page 16 is the first beyond 2^16 bytes.
     outputs["token_pages"][:, :, 15:] = 0
-    verdict = composed.judge(case, outputs)
+    verdict = judging.judge(case, outputs)
     assert {f.rule for f in verdict.findings} == {"page-zero"}
     assert readings(verdict)[0] == (
         "from local page 16 of rank 1 on every page is zero: fits a 16-bit wrap, at byte 65,536"
@@ -446,7 +444,7 @@ def test_offsets_that_wrap_are_recognised() -> None:
     outputs = planted.right(case)
     flat = case.inputs["token_pools"][0, 1].flatten()
     outputs["token_pages"][0, 0, 19] = flat[20 * 4100 - 65536 :][:4100]
-    verdict = composed.judge(case, outputs)
+    verdict = judging.judge(case, outputs)
     assert verdict.findings[0].rule == "page-mismatch"
     assert readings(verdict)[0] == (
         "local page 20 of rank 1 begins at byte 82,000, and these are its bytes from 16,464 on:"
@@ -476,7 +474,7 @@ def test_pages_that_no_slot_has_are_recognised() -> None:
     ):
         outputs = planted.right(case)
         outputs["token_pages"][0, 1, slot] = page
-        assert told in readings(composed.judge(case, outputs))[0]
+        assert told in readings(judging.judge(case, outputs))[0]
 
 
 def test_tokens_of_other_pages_and_ranks_are_recognised() -> None:
@@ -486,7 +484,7 @@ def test_tokens_of_other_pages_and_ranks_are_recognised() -> None:
     slot = planted.slot_of(case, current=False)
     outputs = planted.right(case)
     outputs["token_pages"][0, 0, slot, :width] = right[0, 0, slot + 1, width : 2 * width]
-    told = readings(composed.judge(case, outputs))[0]
+    told = readings(judging.judge(case, outputs))[0]
     assert told.startswith("token 0 holds the bytes of token 1 of page ")
     now, rows = planted.slot_of(case, current=True), case.inputs["token_rows"][0]
     for tokens, words in (
@@ -496,15 +494,15 @@ def test_tokens_of_other_pages_and_ranks_are_recognised() -> None:
     ):
         outputs = planted.right(case)
         outputs["token_pages"][0, 0, now, : len(tokens) * width] = rows[tokens].flatten()
-        assert words in readings(composed.judge(case, outputs))[0]
+        assert words in readings(judging.judge(case, outputs))[0]
     outputs = planted.right(case)
     outputs["token_pages"][0, 0, now, width : 2 * width] = poisons.BYTE[1]
-    verdict = composed.judge(case, outputs)
+    verdict = judging.judge(case, outputs)
     assert verdict.findings[0].rule == "unwritten"
     assert "every byte of token 1 is A7, the buffer's poison: never written" in readings(verdict)[0]
     outputs = planted.right(case)
     outputs["token_pages"][0, 0, slot, :width] *= 2
-    assert "added up twice" in readings(composed.judge(case, outputs))[0]
+    assert "added up twice" in readings(judging.judge(case, outputs))[0]
 
 
 def test_locations_name_what_is_wrong_with_them() -> None:
@@ -519,7 +517,7 @@ def test_locations_name_what_is_wrong_with_them() -> None:
     for edit, rule, words in edits:
         outputs = planted.right(case)
         edit(outputs["row_locations"])
-        found = composed.judge(case, outputs).findings[0]
+        found = judging.judge(case, outputs).findings[0]
         assert (found.stage, found.rule) == ("row_locations", rule)
         assert words in found.reading
 
@@ -610,7 +608,7 @@ def test_the_judge_takes_little_memory() -> None:
     outputs = planted.right(case)
     outputs["token_pages"][1, 0, ::7, 5] ^= 1
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    verdict = composed.judge(case, outputs)
+    verdict = judging.judge(case, outputs)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert verdict.status is Status.DIFFERENT
     assert after - before < 256 << 10
@@ -619,7 +617,7 @@ def test_the_judge_takes_little_memory() -> None:
 def test_messages_read_as_they_are_kept() -> None:
     """Whole messages: a stale page on one rank, a refused batch."""
     case = generate.compose_pages(1, shape="mixed")
-    stale = composed.judge(case, planted.spoilt(case, planted.FAULTS["two-layers-before"]))
+    stale = judging.judge(case, planted.spoilt(case, planted.FAULTS["two-layers-before"]))
     refused = check(changed(case, "writer", 1, 0), one_process)
     text = "\n\n".join(as_text.failure(verdict) for verdict in (stale, refused)) + "\n"
     assert text == (MESSAGES / "compose.txt").read_text(encoding="utf-8")
@@ -629,7 +627,7 @@ def test_generated_steps_may_be_composed() -> None:
     """Of every shape there is; a shape or a kind that is none is refused."""
     for seed in range(30):
         case = generate.compose_pages(seed, cp=1 + seed % 8, page_size=1 + seed % 5)
-        assert not list(composition.refused(case))
+        assert not list(weighing.refused(case))
     with pytest.raises(UsageError, match="no shape named 'warm'"):
         generate.compose_pages(0, shape="warm")
     with pytest.raises(UsageError, match="kinds are none"):

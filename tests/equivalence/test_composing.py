@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from equivalence import composing, steps
+from equivalence.compose import running, steps
+from equivalence.compose.matrix import Cell, Matrix
 from equivalence.errors import UsageError
-from equivalence.matrix import Cell, Matrix
 from equivalence.paths.ipc.faulty import Fault
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.replay import Outcome
@@ -35,7 +35,7 @@ def test_every_way_is_run_over_every_scenario(pool: Threads) -> None:
     """Scenario by scenario, all steps, all pages of all ranks."""
     told: list[tuple[str, int, int]] = []
     cells = list(
-        composing.over(
+        running.over(
             pool,
             scenarios=["cold", "bs-1-4"],
             progress=lambda *done: told.append(done),
@@ -57,7 +57,7 @@ def test_every_way_is_run_over_every_scenario(pool: Threads) -> None:
 
 def test_one_kind_alone_is_composed(pool: Threads) -> None:
     """The other has no pages."""
-    (cell,) = composing.over(pool, ["direct"], ["cold"], kinds=("index",), **TINY)  # type: ignore[arg-type] # likewise
+    (cell,) = running.over(pool, ["direct"], ["cold"], kinds=("index",), **TINY)  # type: ignore[arg-type] # likewise
     assert cell.status is Status.EQUAL
     assert "token_pages" not in cell.steps[0].verdict.stages
     assert cell.bytes == cell.pages * 64 * 132
@@ -66,7 +66,7 @@ def test_one_kind_alone_is_composed(pool: Threads) -> None:
 def test_a_wrong_page_is_different_and_later_steps_still_run(pool: Threads) -> None:
     """Each step is judged by itself."""
     fault = Fault(name="wrong-owner").as_json()
-    cell = composing.played(pool, "direct", tiny(), scenario="chunk", fault=fault)
+    cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=fault)
     assert cell.status is Status.DIFFERENT
     assert [step.verdict.status for step in cell.steps] == [Status.DIFFERENT] * 3
 
@@ -83,13 +83,13 @@ def test_a_rank_that_fails_is_undecided_and_ends_the_scenario(
 ) -> None:
     """The step names the rule; none follows it, and the next scenario runs."""
     given = Fault(**fault).as_json()
-    cell = composing.played(pool, "direct", tiny(), scenario="chunk", fault=given, timeout=timeout)
+    cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=given, timeout=timeout)
     (step,) = cell.steps
     (found,) = step.verdict.findings
     assert (cell.status, cell.pages, cell.planned) == (Status.UNDECIDED, 0, 3)
     assert found.rule in rules
     assert found.place.startswith("rank ")
-    assert composing.played(pool, "direct", tiny(), scenario="chunk").status is Status.EQUAL
+    assert running.played(pool, "direct", tiny(), scenario="chunk").status is Status.EQUAL
 
 
 def test_a_batch_that_may_not_run_reaches_no_rank() -> None:
@@ -111,7 +111,7 @@ def test_a_batch_that_may_not_run_reaches_no_rank() -> None:
         (twice, Status.DIFFERENT, "two-writers"),
         (short, Status.UNDECIDED, "invalid-record"),
     ):
-        cell = composing.played(Unused(), "direct", [wrong], scenario="chunk")
+        cell = running.played(Unused(), "direct", [wrong], scenario="chunk")
         assert (cell.status, cell.pages) == (status, 0)
         assert cell.steps[0].verdict.findings[0].rule == rule
 
@@ -138,7 +138,7 @@ def test_ranks_that_hold_old_pages_are_caught() -> None:
                 )
             return outcomes
 
-    cell = composing.played(Stale(2), "direct", tiny("cold"), scenario="cold")
+    cell = running.played(Stale(2), "direct", tiny("cold"), scenario="cold")
     assert [step.verdict.status is Status.EQUAL for step in cell.steps] == [True, False, False]
     # A full page of the step before stands in a pool now: there it is another page.
     rules = {found.rule for step in cell.steps[1:] for found in step.verdict.findings}
@@ -148,7 +148,7 @@ def test_ranks_that_hold_old_pages_are_caught() -> None:
 def test_steps_are_run_and_not_judged_where_another_rank_does(pool: Threads) -> None:
     """Nothing is concluded here; the same steps ran."""
     judged, alone = (
-        composing.played(pool, "fused", tiny(), scenario="chunk", judged=judged)
+        running.played(pool, "fused", tiny(), scenario="chunk", judged=judged)
         for judged in (True, False)
     )
     assert (judged.status, alone.status) == (Status.EQUAL, Status.UNDECIDED)
@@ -168,7 +168,7 @@ def test_a_name_that_does_not_exist_is_refused(
 ) -> None:
     """Before anything runs, with what exists."""
     with pytest.raises(UsageError) as refused:
-        next(composing.over(pool, ways, scenarios))
+        next(running.over(pool, ways, scenarios))
     assert str(refused.value).startswith(sentence)
 
 
@@ -182,7 +182,7 @@ def test_nothing_composed_is_undecided() -> None:
 
 def test_a_way_that_ran_as_another_says_so(pool: Threads) -> None:
     """Without peer memory a way is the fallback: equal, and the line tells."""
-    (cell,) = composing.over(pool, ["direct"], ["cold"], **TINY)  # type: ignore[arg-type] # likewise
+    (cell,) = running.over(pool, ["direct"], ["cold"], **TINY)  # type: ignore[arg-type] # likewise
     steps_ = []
     for step in cell.steps:
         (run,) = step.verdict.runs

@@ -7,9 +7,9 @@ import torch
 import xxhash
 from torch import Tensor
 
-from equivalence import composition, generate, pagedigests
-from equivalence.checks import wanted
-from equivalence.pagedigests import Difference
+from equivalence import generate
+from equivalence.compose import digests, wanted, weighing
+from equivalence.compose.digests import Difference
 from refimpl import batch as batches
 from refimpl.batch import Batch
 
@@ -17,7 +17,7 @@ from refimpl.batch import Batch
 def step(seed: int = 4) -> tuple[Batch, Tensor, Tensor]:
     """A step, its token pools and what every rank holds of them."""
     case = generate.compose_pages(seed, shape="shared")
-    dense = composition.reference(case)["token_pages"][0]
+    dense = weighing.reference(case)["token_pages"][0]
     return wanted.of_case(case).batch, case.inputs["token_pools"], dense
 
 
@@ -42,7 +42,7 @@ def moved(batch: Batch, pools: Tensor) -> tuple[Batch, Tensor]:
 def test_a_digest_is_that_of_the_bytes() -> None:
     """XXH3-64 of a page, or of its layers one after another; padding has none."""
     batch, _, dense = step()
-    one, all_layers = pagedigests.of_dense(dense[0], batch), pagedigests.of_dense(dense, batch)
+    one, all_layers = digests.of_dense(dense[0], batch), digests.of_dense(dense, batch)
     assert one[0, 0] == xxhash.xxh3_64_hexdigest(dense[0, 0].numpy().tobytes())
     assert all_layers[0, 0] == xxhash.xxh3_64_hexdigest(dense[:, 0].contiguous().numpy().tobytes())
     held = batches.slot_requests(batch) >= 0
@@ -52,11 +52,11 @@ def test_a_digest_is_that_of_the_bytes() -> None:
 def test_pools_of_other_layouts_compare_equal() -> None:
     """Places and page numbers do not matter."""
     batch, pools, _ = step()
-    one = pagedigests.of_pools(pools, batch)
+    one = digests.of_pools(pools, batch)
     other, turned = moved(batch, pools)
     assert not torch.equal(other.local_page, batch.local_page)
-    assert pagedigests.compare(one, pagedigests.of_pools(turned, other)) == ()
-    assert pagedigests.compare(one, pagedigests.of_pools(turned, batch))
+    assert digests.compare(one, digests.of_pools(turned, other)) == ()
+    assert digests.compare(one, digests.of_pools(turned, batch))
 
 
 def test_ranks_compare_without_moving_their_pages() -> None:
@@ -64,10 +64,10 @@ def test_ranks_compare_without_moving_their_pages() -> None:
     batch, pools, dense = step()
     together: dict[tuple[int, int], str] = {}
     for rank in range(batch.cp):
-        together |= pagedigests.of_pools(pools, batch, ranks=[rank])
-    assert together == pagedigests.of_pools(pools, batch)
+        together |= digests.of_pools(pools, batch, ranks=[rank])
+    assert together == digests.of_pools(pools, batch)
     now = set(batches.current_slots(batch).tolist())
-    apart = pagedigests.compare(together, pagedigests.of_dense(dense, batch))
+    apart = digests.compare(together, digests.of_dense(dense, batch))
     assert {(d.request, d.position) for d in apart} == {
         (int(batches.slot_requests(batch)[slot]), slot - first)
         for slot in now
@@ -80,12 +80,12 @@ def test_ranks_compare_without_moving_their_pages() -> None:
 def test_a_changed_byte_and_a_missing_page_are_told() -> None:
     """With both digests, or None for the side that has no such page."""
     batch, _, dense = step()
-    one = pagedigests.of_dense(dense[0], batch)
+    one = digests.of_dense(dense[0], batch)
     other = dense[0].clone()
     other[1, 7] ^= 1
-    two = pagedigests.of_dense(other, batch)
+    two = digests.of_dense(other, batch)
     del two[0, 0]
-    assert pagedigests.compare(one, two) == (
+    assert digests.compare(one, two) == (
         Difference(request=0, position=0, one=one[0, 0], two=None),
         Difference(request=0, position=1, one=one[0, 1], two=two[0, 1]),
     )
@@ -94,22 +94,22 @@ def test_a_changed_byte_and_a_missing_page_are_told() -> None:
 def test_strided_and_fp8_pages_have_the_same_digests() -> None:
     """However the bytes lie in memory."""
     batch, _, dense = step()
-    want = pagedigests.of_dense(dense[0], batch)
+    want = digests.of_dense(dense[0], batch)
     wide = torch.empty(len(dense[0]), 2 * dense.shape[-1], dtype=torch.uint8)
     wide[:, ::2] = dense[0]
     rows = torch.zeros(len(dense[0]), dense.shape[-1] + 5, dtype=torch.uint8)
     rows[:, :-5] = dense[0]
-    assert pagedigests.of_dense(wide[:, ::2], batch) == want
-    assert pagedigests.of_dense(rows[:, :-5], batch) == want
-    assert pagedigests.of_dense(dense[0].clone().view(torch.float8_e4m3fn), batch) == want
+    assert digests.of_dense(wide[:, ::2], batch) == want
+    assert digests.of_dense(rows[:, :-5], batch) == want
+    assert digests.of_dense(dense[0].clone().view(torch.float8_e4m3fn), batch) == want
 
 
 def test_what_has_no_place_is_refused() -> None:
     """A buffer of other slots, values that are no bytes, a page that no pool has."""
     batch, pools, dense = step()
     with pytest.raises(ValueError, match=r"3 pages are not 1[0-9] slots"):
-        pagedigests.of_dense(dense[0, :3], batch)
+        digests.of_dense(dense[0, :3], batch)
     with pytest.raises(ValueError, match="one byte a value, 2 dimensions"):
-        pagedigests.of_dense(dense[0].float(), batch)
+        digests.of_dense(dense[0].float(), batch)
     with pytest.raises(ValueError, match="no such place"):
-        pagedigests.of_pools(pools[:, :, :1], batch)
+        digests.of_pools(pools[:, :, :1], batch)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from equivalence import steps
 from equivalence.case import Case
+from equivalence.compose import steps
 from equivalence.errors import UsageError
 from refimpl import batch as batches
 from refimpl import compose

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from benchmarks import hopper_compose
-from equivalence import composing, judge, ranks, steps
+from equivalence import judge, ranks
 from equivalence.case import Case
+from equivalence.compose import running as composing
+from equivalence.compose import steps
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import candidate
 from equivalence.paths.ipc.ways import WAYS

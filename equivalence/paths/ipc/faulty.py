@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import known
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from equivalence.paths.ipc.plan import Plan
     from equivalence.world.link import Link
     from refimpl.batch import Batch
-
-_READERS = ("slow-reader", "late-reader", "half-reused", "stale-pointers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +93,29 @@ def seams(given: Mapping[str, Any] | None, *, link: Link, way: str) -> Seams:
     return Seams(inputs=inputs, plan=plan, peers=peers)
 
 
+def parse(text: str) -> Fault:
+    """A fault from NAME,KEY=VALUE,...: the keys are the fields of `Fault`.
+
+    Raises:
+        UsageError: there is none of that name, no such key, or a value is no number.
+    """
+    name, *settings = text.split(",")
+    if name not in FAULTS:
+        raise UsageError(f"no fault is named {name!r}: there are {', '.join(FAULTS)}")
+    hints = get_type_hints(Fault)
+    kinds = {key: float if hint is float else int for key, hint in hints.items() if key != "name"}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in kinds:
+            raise UsageError(f"fault {text}: {key!r} is none of {', '.join(kinds)}")
+        try:
+            values[key] = kinds[key](value)
+        except ValueError:
+            raise UsageError(f"fault {text}: {key} is {value!r}, no number") from None
+    return Fault(name=name, **values)
+
+
 def read(given: Mapping[str, Any], *, way: str) -> Fault:
     """A fault from its data.
 
@@ -136,8 +157,7 @@ def _placed(fault: Fault, ranks: int, batch: Batch | None) -> Fault:
     rank = fault.rank
     if rank is None:
         writers = [0] if batch is None else [*batches.page_writers(batch).tolist(), 0]
-        # Readers are told by another's page, writers by their own.
-        rank = (writers[0] + 1) % ranks if fault.name in _READERS else writers[0]
+        rank = (writers[0] + 1) % ranks if FAULTS[fault.name].reads else writers[0]
     if not 0 <= rank < ranks:
         raise UsageError(f"fault {fault.name} is that of rank {rank}: there are {ranks}")
     return Fault(**{**asdict(fault), "rank": rank})

@@ -29,6 +29,7 @@ class Known:
         does: one sentence.
         ways: those that have the place where it is made.
         rules: a verdict has one of these at least; none where it must be equal.
+        reads: whether the rank that has it is one that reads another's page, not its writer.
         needs: what a step must have for it to show, see `lacking`.
         plan: changes a plan: (fault, link, batch, build) -> plan.
         peers: changes a rank's side: (fault, link, peers, plan) -> peers.
@@ -38,6 +39,7 @@ class Known:
     does: str
     ways: tuple[str, ...]
     rules: tuple[str, ...]
+    reads: bool = False
     needs: tuple[str, ...] = ()
     plan: Callable[..., Plan] | None = None
     peers: Callable[..., Peers] | None = None
@@ -70,12 +72,14 @@ FAULTS: Mapping[str, Known] = {
     "slow-reader": Known(
         does="a rank is `delay` late to read after each barrier",
         ways=FENCED,
+        reads=True,
         rules=(),
         peers=breaks.slow_reader,
     ),
     "late-reader": Known(
         does="a rank reads a round after the others have written the next one",
         ways=FENCED,
+        reads=True,
         rules=(),
         needs=("two ranks",),
         peers=breaks.late_reader,
@@ -118,6 +122,7 @@ FAULTS: Mapping[str, Known] = {
     "half-reused": Known(
         does="a round uses the half of the one before, which a rank reads late",
         ways=FENCED,
+        reads=True,
         rules=("stale-round",),
         needs=("remote current", "one kind", "two rounds"),
         peers=breaks.half_reused,
@@ -132,6 +137,7 @@ FAULTS: Mapping[str, Known] = {
     "stale-pointers": Known(
         does="a rank reads stagings or dense buffers where they were before they were made anew",
         ways=FENCED,
+        reads=True,
         rules=("unwritten", "stale-round", "page-mismatch"),
         needs=("remote current",),
         peers=breaks.stale_pointers,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equivalence import steps
+from equivalence.compose import steps
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import step
 from equivalence.paths.ipc.ways import WAYS

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equivalence import steps
+from equivalence.compose import steps
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import step
 from equivalence.world import devices, segment, symmetric

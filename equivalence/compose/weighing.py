@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from equivalence.case import Case
-from equivalence.checks import compose, strayed, wanted
-from equivalence.checks.wanted import Step
+from equivalence.checks import compose, strayed
+from equivalence.compose import wanted
+from equivalence.compose.wanted import Kind, Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Coverage, Finding, Run, Stage, Status
 from equivalence.windows import param
 from refimpl import batch as batches
+from refimpl.compose import compose_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,33 +83,24 @@ def weigh(
     pages = each * len(step.kinds)
     runs = []
     for i, side in enumerate(sides):
+        done = i * pages
         stages: dict[str, Stage] = {}
         findings = list(side.findings)
-        for j, kind in enumerate(step.kinds.values()):
-            stage = f"{kind.name}_pages"
-            if stage not in side.outputs:
-                findings += _missing(side, stage)
-                continue
-            part = compose.Held(
-                step=step,
-                kind=kind,
-                got=side.outputs[stage],
-                earlier=before,
-                poison=_byte(side, stage),
-            )
-            stages[stage], found = compose.decide(part)
+        for kind in step.kinds.values():
+            looked, found = _pages(step, kind, side, before)
+            stages |= looked
             findings += found
-            progress(i * pages + (j + 1) * each, len(sides) * pages)
+            done += each
+            progress(done, len(sides) * pages)
         for stage, check in (("row_locations", compose.locations), ("strays", strayed.decide)):
             if stage in side.outputs:
                 stages[stage], found = check(step, side.outputs[stage])
                 findings += found
-        named = tuple(replace(one, run=side.name) for one in findings)
         runs.append(
             Run(
                 name=side.name,
                 stages=stages,
-                findings=named,
+                findings=tuple(replace(one, run=side.name) for one in findings),
                 memory=side.memory,
                 paths=side.paths,
             )
@@ -116,21 +109,38 @@ def weigh(
     return runs, Coverage(rows=judged, scored_rows=judged)
 
 
+def _pages(
+    step: Step, kind: Kind, side: "Side", before: tuple[Step, ...]
+) -> tuple[dict[str, Stage], list[Finding]]:
+    """The pages of one kind of one side: its stage, where it gave them."""
+    stage = f"{kind.name}_pages"
+    if stage not in side.outputs:
+        return {}, _missing(side, stage)
+    looked, found = compose.decide(
+        compose.Held(
+            step=step,
+            kind=kind,
+            got=side.outputs[stage],
+            earlier=before,
+            poison=_byte(side, stage),
+        )
+    )
+    return {stage: looked}, found
+
+
 def reference(case: Case) -> "dict[str, Tensor]":
     """What every rank must hold, by output; the parts of ranks are one memory.
 
     Raises:
         ValueError: the batch may not be composed.
     """
-    from refimpl.compose import compose_pages  # noqa: PLC0415 - the name is taken by a check
-
     step = wanted.of_case(case)
     batch, made = step.batch, {}
     for name, kind in step.kinds.items():
         dense = compose_pages(
             pools=kind.pools,
             rows=kind.rows,
-            **{n: case.inputs[n] for n in case.inputs if not n.endswith(("_pools", "_rows"))},
+            **{n: case.inputs[n] for n in batches.TENSORS},
             cp=batch.cp,
             kind=name,
             page_size=batch.page_size,

@@ -6,11 +6,10 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from equivalence import composed, judge, ops, receipt, steps
-from equivalence.case import held
-from equivalence.contract import Contract, describe
-from equivalence.errors import InvalidCase, UsageError
-from equivalence.matrix import Cell, Step
+from equivalence import receipt
+from equivalence.compose import judging, steps
+from equivalence.compose.matrix import Cell, Step
+from equivalence.errors import UsageError
 from equivalence.paths.ipc import candidate
 from equivalence.paths.ipc.candidate import Pool, RanksFailed
 from equivalence.paths.ipc.ways import WAYS
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from equivalence.candidate import Candidate
     from equivalence.case import Case
+    from equivalence.compose.judging import Begun
 
     Progress = Callable[[str, int, int], None]
 
@@ -118,44 +118,36 @@ def played(
     """
     compose = candidate.over(pool, way, fault=fault, timeout=timeout)
     done: list[Step] = []
-    for i, case in enumerate(cases):
-        done.append(_step(compose, way, case, cases[:i], judged=judged))
+    before: list[Begun] = []
+    for case in cases:
+        now = judging.begin(case)
+        if now.refused:
+            done.append(Step(verdict=now.verdict, pages=0, bytes=0, seconds=0.0))
+        else:
+            done.append(_step(compose, way, now, before, judged=judged))
         if not done[-1].pages:
             break
+        before.append(now)
     return Cell(way=way, scenario=scenario, steps=tuple(done), planned=len(cases), path=path)
 
 
 def _step(
-    compose: Candidate, way: str, case: Case, earlier: Sequence[Case], *, judged: bool
+    compose: Candidate, way: str, now: Begun, earlier: Sequence[Begun], *, judged: bool
 ) -> Step:
-    """One case composed and judged; what forbids it is told before any rank hears of it."""
-    blank = Verdict(
-        case=case.name,
-        op=case.op,
-        path=case.path,
-        status=Status.UNDECIDED,
-        contract=describe(Contract(), origin="default"),
-    )
-    try:
-        ops.validate(case)
-        whole = held(case)
-        refused = judge.refusal(whole, blank)
-    except InvalidCase as error:
-        refused = judge.invalid(blank, str(error))
-    if refused is not None:
-        return Step(verdict=refused, pages=0, bytes=0, seconds=0.0)
+    """One step composed and judged."""
+    case = now.case
     start = perf_counter()
     with receipt.collected() as left:
         try:
-            outputs = compose(**whole.inputs, **whole.params)
+            outputs = compose(**case.inputs, **case.params)
         except RanksFailed as error:
             seconds = perf_counter() - start
-            failed = _failed(blank, way, error)
+            failed = _failed(now.verdict, way, error)
             return Step(verdict=failed, pages=0, bytes=0, seconds=seconds)
     seconds = perf_counter() - start
-    verdict = replace(blank, note="another rank judges this")
+    verdict = replace(now.verdict, note="another rank judges this")
     if judged:
-        verdict = composed.judge(whole, outputs, name=way, earlier=earlier)
+        verdict = judging.weigh(now, outputs, name=way, earlier=earlier)
         runs = tuple(replace(run, paths=tuple(left)) for run in verdict.runs)
         verdict = replace(verdict, runs=runs)
     pages = [outputs[name] for name in PAGES if name in outputs]

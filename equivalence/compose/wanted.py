@@ -70,10 +70,9 @@ def of_case(case: Case) -> Step:
         for name in compose.KINDS
         if f"{name}_pools" in held
     }
-    names = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
     return Step(
         batch=Batch(
-            **{name: held[name] for name in names},
+            **{name: held[name] for name in batches.TENSORS},
             cp=int(param(case, "cp")),
             page_size=int(param(case, "page_size")),
         ),
@@ -99,10 +98,7 @@ def layer(step: Step, kind: Kind, number: int) -> Iterator[Piece]:
         yield Piece(slots=slots, want=out[0])
 
 
-_FIELDS = (
-    *("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens"),
-    *("cp", "page_size"),
-)
+_FIELDS = (*batches.TENSORS, "cp", "page_size")
 
 
 def _parts(step: Batch, most: int) -> Iterator[tuple[slice, slice, Batch]]:

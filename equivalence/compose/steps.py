@@ -12,8 +12,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from equivalence.batchplans import NAMES, PAGE_SIZE, Request, plan
-from equivalence.case import Case
+from equivalence import draws
+from equivalence.case import JSON, Case
+from equivalence.compose.requests import NAMES, PAGE_SIZE, Request, plan
 from equivalence.errors import UsageError
 from refimpl import batch as batches
 from refimpl import compose
@@ -71,50 +72,47 @@ def sequence(
         UsageError: a name, a kind or a number is none of those.
     """
     _check(cp, layers, kinds, seed)
-    requests = plan(name, scale=scale)
-    steps, pages = _paged(requests)
+    steps, pages = _paged(plan(name, scale=scale))
     random = torch.Generator().manual_seed(seed)
     each = -(-pages // cp) + _SPARE
-    owner, local = _placed(pages, cp=cp, each=each, random=random)
-    number = 1 + torch.randperm(len(owner) - 1, generator=random)
-    number = torch.cat([number.new_zeros(1), number])
-    table = {
-        "owner": torch.empty_like(owner).scatter_(0, number, owner).int(),
-        "local_page": torch.empty_like(local).scatter_(0, number, local).int(),
+    number, table = _tables(pages, cp=cp, each=each, random=random)
+    params: dict[str, JSON] = {
+        "cp": cp,
+        "page_size": PAGE_SIZE,
+        "staging_pages": batches.staging_capacity(
+            max_tokens=max(sum(step.extend) for step in steps),
+            max_requests=max(len(step.extend) for step in steps),
+            page_size=PAGE_SIZE,
+        ),
     }
-    staging = batches.staging_capacity(
-        max_tokens=max(sum(step.extend) for step in steps),
-        max_requests=max(len(step.extend) for step in steps),
-        page_size=PAGE_SIZE,
-    )
     shape = (layers, cp, 1 + each)
-    pools = {kind: _bytes((*shape, PAGE_SIZE * TOKEN_BYTES[kind]), random) for kind in kinds}
+    pools = {kind: draws.raw(random, *shape, PAGE_SIZE * TOKEN_BYTES[kind]) for kind in kinds}
     cases = []
     for turn, step in enumerate(steps):
         batch = _batch(step, number, table, cp=cp, turn=turn)
-        rows = {
-            kind: _bytes((layers, len(batch.writer), TOKEN_BYTES[kind]), random) for kind in kinds
-        }
-        named = {"scenario": name, "step": f"{turn}", "seed": f"{seed}", "scale": f"{scale}"}
+        tokens = len(batch.writer)
+        rows = {kind: draws.raw(random, layers, tokens, TOKEN_BYTES[kind]) for kind in kinds}
+        held = {f"{kind}_pools": as_e4m3(pool) for kind, pool in pools.items()}
+        held |= {f"{kind}_rows": as_e4m3(each_row) for kind, each_row in rows.items()}
         cases.append(
             Case(
                 op="compose_pages",
-                inputs={
-                    **{f"{kind}_pools": as_e4m3(pool) for kind, pool in pools.items()},
-                    **{f"{kind}_rows": as_e4m3(each_row) for kind, each_row in rows.items()},
-                    "slot_pages": batch.slot_pages,
-                    **table,
-                    "writer": batch.writer,
-                    "prefix_lens": batch.prefix_lens,
-                    "extend_lens": batch.extend_lens,
+                inputs={**held, **{n: getattr(batch, n) for n in batches.TENSORS}},
+                params=params,
+                provenance={
+                    "scenario": name,
+                    "step": f"{turn}",
+                    "seed": f"{seed}",
+                    "scale": f"{scale}",
                 },
-                params={"cp": cp, "page_size": PAGE_SIZE, "staging_pages": staging},
-                provenance=named,
                 name=f"{name}.{turn}",
             )
         )
         if turn + 1 < len(steps):
-            pools = {kind: _kept(pools[kind], rows[kind], batch, kind) for kind in kinds}
+            pools = {
+                kind: compose.written(batch, pools=pools[kind], rows=rows[kind], kind=kind)
+                for kind in kinds
+            }
     return cases
 
 
@@ -169,6 +167,19 @@ def _paged(steps: Sequence[Sequence[Request]]) -> tuple[list[_Step], int]:
     return paged, count
 
 
+def _tables(
+    pages: int, *, cp: int, each: int, random: torch.Generator
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The number of each logical page as it comes into use, and owner and local_page by number."""
+    owner, local = _placed(pages, cp=cp, each=each, random=random)
+    number = 1 + torch.randperm(len(owner) - 1, generator=random)
+    number = torch.cat([number.new_zeros(1), number])
+    return number, {
+        "owner": torch.empty_like(owner).scatter_(0, number, owner).int(),
+        "local_page": torch.empty_like(local).scatter_(0, number, local).int(),
+    }
+
+
 def _placed(pages: int, *, cp: int, each: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Owner and local page of logical pages 0 .. pages, int64, evenly and in no order.
 
@@ -212,26 +223,3 @@ def _batch(
         cp=cp,
         page_size=PAGE_SIZE,
     )
-
-
-def _kept(pools: Tensor, rows: Tensor, batch: Batch, kind: str) -> Tensor:
-    """Pools after a step: its tokens stand in their pages at the owners, the rest stays."""
-    now = batches.current_slots(batch)
-    page = batch.slot_pages[now].long()
-    rank, local = batch.owner[page].long(), batch.local_page[page].long()
-    pages = pools[:, rank, local]
-    locations = batches.row_locations(batch).long()
-    slot = torch.searchsorted(now, locations // PAGE_SIZE)
-    at = slot * PAGE_SIZE + locations % PAGE_SIZE
-    compose.write_rows(pages, rows=rows, locations=at, kind=kind, page_size=PAGE_SIZE)
-    after = pools.clone()
-    after[:, rank, local] = pages
-    return after
-
-
-def _bytes(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Random bytes, every value alike."""
-    count = torch.Size(shape).numel()
-    words = torch.empty(-(-count // 8), dtype=torch.int64)
-    words.random_(-(2**63), None, generator=random)
-    return words.view(torch.uint8)[:count].view(shape)

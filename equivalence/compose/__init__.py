@@ -1,0 +1,1 @@
+"""Pages composed by context-parallel ranks: steps to compose, ways run over them, and judges."""

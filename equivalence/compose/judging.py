@@ -1,0 +1,92 @@
+"""Composed pages of ranks that somebody else ran, judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from equivalence import judge as judges
+from equivalence import ops, sides
+from equivalence.case import Case, held
+from equivalence.compose import weighing
+from equivalence.contract import Contract
+from equivalence.errors import InvalidCase, UsageError
+from equivalence.verdict import Verdict
+from equivalence.weighing import sum_up
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Begun:
+    """A step before its outputs are there.
+
+    Attributes:
+        case: in memory, unless it is refused.
+        verdict: without a finding, or that of a step that may not be composed.
+        refused: whether it may not.
+    """
+
+    case: Case
+    verdict: Verdict
+    refused: bool = False
+
+
+def begin(case: Case) -> Begun:
+    """A step that may be composed, or why not: asked once, before any rank hears of it."""
+    verdict = judges.under(judges.begin(case), Contract(), origin="default")
+    try:
+        ops.validate(case)
+        whole = held(case)
+        refused = judges.refusal(whole, verdict)
+    except InvalidCase as error:
+        return Begun(case=case, verdict=judges.invalid(verdict, str(error)), refused=True)
+    if refused is not None:
+        return Begun(case=whole, verdict=refused, refused=True)
+    return Begun(case=whole, verdict=verdict)
+
+
+def judge(
+    case: Case,
+    outputs: Mapping[str, Tensor],
+    *,
+    name: str = "candidate",
+    earlier: Sequence[Case] = (),
+) -> Verdict:
+    """Judge what every rank holds after one step.
+
+    Args:
+        case: the step, of op `compose_pages`.
+        outputs: by output, every rank's; `strays` are bytes that changed outside, see
+            `checks.strayed`.
+        name: how the report calls them.
+        earlier: the steps before on the same ranks, the latest last: pages of theirs are
+            recognised.
+
+    Returns:
+        The verdict; a step that may not be composed is refused whatever the outputs hold.
+
+    Raises:
+        UsageError: a case is of another op, or an earlier step may not be composed.
+    """
+    for one in (case, *earlier):
+        if one.op != "compose_pages":
+            raise UsageError(f"{one.name} is a case of {one.op}: ranks compose pages of a step")
+    before = [begin(one) for one in earlier]
+    for begun in before:
+        if begun.refused:
+            why = begun.verdict.findings[0].reading
+            raise UsageError(f"the earlier step {begun.case.name} may not be composed: {why}")
+    now = begin(case)
+    return now.verdict if now.refused else weigh(now, outputs, name=name, earlier=before)
+
+
+def weigh(
+    now: Begun, outputs: Mapping[str, Tensor], *, name: str, earlier: Sequence[Begun] = ()
+) -> Verdict:
+    """As `judge`, of steps that were begun and not refused."""
+    try:
+        side = sides.given(now.case, outputs, name)
+        runs, coverage = weighing.weigh(now.case, [side], earlier=[one.case for one in earlier])
+    except InvalidCase as error:
+        return judges.invalid(now.verdict, str(error))
+    judged = replace(now.verdict, runs=tuple(runs), scores="reference", coverage=coverage)
+    return sum_up(judged)
