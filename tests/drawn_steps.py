@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equivalence.candidate import Candidate
-from equivalence.paths.ipc.plan import TENSORS
 from refimpl import compose
-from refimpl.batch import Batch, row_locations, split_writers
+from refimpl.batch import TENSORS, Batch, row_locations, split_writers
 
 BYTES = {"token": 6, "index": 5}
 FP8 = torch.float8_e4m3fn

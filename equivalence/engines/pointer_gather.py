@@ -72,21 +72,21 @@ def gather(
 class Gather:
     """The gather of a rank's peers, `Peers.gather`, in one launch however many pointers there are.
 
-    Tables are kept by the addresses in them. Reads are kept by which object they are, each held as
-    long as it is kept, so that no other can have its place.
+    Tables are kept by the addresses in them, and reads joined by the reads themselves: a plan has
+    one of each for all of its layers.
     """
 
     def __init__(self) -> None:
         """Begin with nothing kept."""
         self._tables: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
-        self._reads: OrderedDict[int, tuple[object, tuple[Tensor, ...]]] = OrderedDict()
+        self._reads: OrderedDict[tuple[Any, ...], tuple[Tensor, ...]] = OrderedDict()
 
     def __call__(self, table: Sequence[Tensor], reads: Sequence[Any], out: Tensor) -> None:
         """Fetch pages through a table of pointers, as `paths.ipc.moves.gather`.
 
         Args:
             table: u8 [rows, page_bytes] each, contiguous.
-            reads: with source, slots and rows each.
+            reads: with source, slots and rows each, hashed by which they are.
             out: u8 [at least S, page_bytes].
         """
         if not reads:
@@ -94,9 +94,10 @@ class Gather:
         places = tuple(part.data_ptr() for part in table)
         if places not in self._tables:
             _keep(self._tables, places, addresses(table).to(out.device))
-        if id(reads) not in self._reads:
-            _keep(self._reads, id(reads), (reads, _joined(reads)))
-        source, row, slots = self._reads[id(reads)][1]
+        asked = tuple(reads)
+        if asked not in self._reads:
+            _keep(self._reads, asked, _joined(asked))
+        source, row, slots = self._reads[asked]
         gather(table=self._tables[places], source=source, row=row, slots=slots, out=out)
 
 

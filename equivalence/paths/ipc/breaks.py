@@ -1,7 +1,7 @@
 """Faults of time and order: who waits for whom, who reads too late, who is gone.
 
-None depends on how long anything takes: where a rank must read after others have written, it waits
-for them by a barrier of its own.
+Where a rank must read after others have written, it waits for them by a barrier of its own; one
+that is killed inside a round has `_MOMENT_S` to come to wait there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equivalence import poisons
-from equivalence.paths.ipc.peers import REGIONS
+from equivalence.checks.strayed import COLUMNS, REGIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 POISON = poisons.BYTE[0]
 """What fresh exported memory, and every private dense buffer of a step, holds."""
-COLUMNS = ("layer or half", "kind", "region", "page", "byte", "changed")
-"""What a row of strays says; of a guard: region it guards, kind, guard, 0 before or 1 after, ..."""
 MOST = 64
 """Strays that a rank tells at most."""
 

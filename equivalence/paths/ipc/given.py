@@ -12,8 +12,7 @@ from torch import Tensor
 
 from equivalence import digest
 from equivalence.errors import UsageError
-from equivalence.paths.ipc.plan import TENSORS
-from refimpl.batch import Batch
+from refimpl.batch import TENSORS, Batch
 from refimpl.compose import KINDS, unfit
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from equivalence.paths.ipc import moves
 
 HALVES = 2
 """Stagings and dense buffers have two parity halves: turn t uses t % 2."""
-REGIONS = ("pool", "staging", "dense", "guard")
-"""What a stray write is told in, by number; see `exported.strays`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +54,6 @@ class Peers:
         barrier: returns once every rank has called it as often, and what each wrote before its
             call can be read by all: wait, with release and acquire.
         all_reduce: adds up a u8 tensor over ranks, in place on every rank, as bytes.
-        agree: the least of the numbers that ranks say.
         peer_memory: whether every rank can read every other's regions, agreed on once.
         half: the half that a turn uses.
         zeroed: memory for a sum over ranks.
@@ -70,7 +67,6 @@ class Peers:
     regions: Mapping[str, Regions]
     barrier: Callable[[], None]
     all_reduce: Callable[[Tensor], None]
-    agree: Callable[[int], int]
     peer_memory: bool = True
     half: Callable[[int], int] = parity
     zeroed: Callable[[Tensor, int], Tensor] = zeroed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,10 @@ from equivalence.paths.ipc.moves import Places, Read
 from refimpl import batch as batches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from refimpl.batch import Batch
 
-TENSORS = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
-"""The tensors of a batch."""
 _KEPT = 64
 
 
@@ -89,13 +88,26 @@ class Plan:
     spans: tuple[Span, ...]
     hits: tuple[bool, ...] = ()
 
+    @cached_property
+    def prefix_here(self) -> tuple[Read, ...]:
+        """The prefix pages of one's own pool, through a table of that alone."""
+        own = (read for read in self.prefix if read.source == self.rank)
+        return moves.moved(tuple(own), -self.rank)
 
-def refuse(batch: Batch, *, pool_pages: int, staging_pages: int | None = None) -> None:
-    """Raise a ValueError with the sentence and the ids unless a batch may be composed."""
-    if why := batches.misfit(batch):
-        raise ValueError(why)
-    for problem in batches.problems(batch, pool_pages=pool_pages, staging_pages=staging_pages):
-        raise ValueError(problem.sentence)
+    @cached_property
+    def written_elsewhere(self) -> tuple[Read, ...]:
+        """As written, the others' pages alone."""
+        return moves.elsewhere(self.written, self.rank)
+
+    @cached_property
+    def staged_elsewhere(self) -> tuple[Read, ...]:
+        """As staged, the others' pages alone."""
+        return moves.elsewhere(self.staged, self.rank)
+
+    @cached_property
+    def table_current(self) -> tuple[Read, ...]:
+        """As table, current pages alone."""
+        return moves.moved(self.staged, self.ranks)
 
 
 def capacity(batch: Batch, staging_pages: int | None = None) -> int:
@@ -121,7 +133,7 @@ def build(
     staging_pages: int | None = None,
     hits: Sequence[bool] = (),
 ) -> Plan:
-    """The plan of a batch that `refuse` lets pass.
+    """The plan of a batch that may be composed, see `refimpl.batch.refuse`.
 
     Args:
         batch: on the CPU.
@@ -130,32 +142,12 @@ def build(
         staging_pages: staging rows that hold a current page; None for as many as it takes.
         hits: by layer, whether the prefix is gathered early.
     """
-    now = batches.current_slots(batch)
-    page, locations = batch.slot_pages.long(), batches.row_locations(batch)
-    table, row = batches.direct_table(batch)
-    old = (table >= 0) & (table < batch.cp)
-    empty = table < 0
-    writers = batches.page_writers(batch)
-    own = (batch.writer == rank).nonzero()[:, 0]
-    mine = (writers == rank).nonzero()[:, 0]
-    tokens = locations.long()[own]
-    at = torch.searchsorted(now, tokens // batch.page_size)
-    offset = tokens % batch.page_size
-    first = _carried(batch)
-    first = first[torch.isin(first, now[mine])]
-    index = torch.searchsorted(now, first)
-    held = batch.local_page.long()[page[first]]
-    staging = batches.staging_rows(batch)[now]
-
-    def places(rows: Tensor) -> Places:
-        return Places(
-            pages=rows[mine],
-            tokens=rows[at] * batch.page_size + offset,
-            carried=rows[index],
-            held=held,
-        )
-
-    prefix = _reads(table.where(old, -1), torch.arange(len(page)), row, batch.cp)
+    now, page = batches.current_slots(batch), batch.slot_pages
+    source, row = batches.direct_table(batch)
+    old = (source >= 0) & (source < batch.cp)
+    writers, staging = batches.page_writers(batch), batches.staging_rows(batch)[now]
+    places = _own(batch, rank=rank, now=now, writers=writers)
+    prefix = _reads(source.where(old, -1), torch.arange(len(page)), row, batch.cp)
     staged = _reads(writers, now, staging, batch.cp)
     plan = Plan(
         rank=rank,
@@ -163,11 +155,11 @@ def build(
         page_size=batch.page_size,
         slots=len(page),
         capacity=capacity(batch, staging_pages),
-        own=own,
-        locations=locations,
+        own=(batch.writer == rank).nonzero()[:, 0],
+        locations=batches.row_locations(batch),
         prefix=prefix,
         current=now,
-        padding=empty.nonzero()[:, 0],
+        padding=(source < 0).nonzero()[:, 0],
         unread=(~old).nonzero()[:, 0],
         written=_reads(writers, now, now, batch.cp),
         staged=staged,
@@ -216,7 +208,7 @@ class Plans:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
-        refuse(batch, pool_pages=pool_pages, staging_pages=staging_pages)
+        batches.refuse(batch, pool_pages=pool_pages, staging_pages=staging_pages)
         plan = build(batch, rank=rank, device=device, staging_pages=staging_pages, hits=hits)
         with self._lock:
             self._held[key] = plan
@@ -231,9 +223,30 @@ PLANS = Plans()
 
 def content(batch: Batch) -> str:
     """A digest of everything that a batch says."""
-    sizes = [[name, *getattr(batch, name).shape] for name in TENSORS]
+    sizes = [[name, *getattr(batch, name).shape] for name in batches.TENSORS]
     told = json.dumps([batch.cp, batch.page_size, sizes])
-    return told + "".join(digest.of_tensor(getattr(batch, name)) for name in TENSORS)
+    return told + "".join(digest.of_tensor(getattr(batch, name)) for name in batches.TENSORS)
+
+
+def _own(batch: Batch, *, rank: int, now: Tensor, writers: Tensor) -> Callable[[Tensor], Places]:
+    """(rows of current pages in a buffer) -> where a rank's own go there."""
+    mine = (writers == rank).nonzero()[:, 0]
+    tokens = batches.row_locations(batch).long()[(batch.writer == rank).nonzero()[:, 0]]
+    at, offset = torch.searchsorted(now, tokens // batch.page_size), tokens % batch.page_size
+    first = _carried(batch)
+    first = first[torch.isin(first, now[mine])]
+    index = torch.searchsorted(now, first)
+    held = batch.local_page.long()[batch.slot_pages.long()[first]]
+
+    def places(rows: Tensor) -> Places:
+        return Places(
+            pages=rows[mine],
+            tokens=rows[at] * batch.page_size + offset,
+            carried=rows[index],
+            held=held,
+        )
+
+    return places
 
 
 def _carried(batch: Batch) -> Tensor:
@@ -292,5 +305,6 @@ def _on(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - what goes in
     if isinstance(value, tuple):
         return tuple(_on(item, device) for item in value)
     if isinstance(value, (Plan, Span, Read, Places)):
-        return replace(value, **{name: _on(item, device) for name, item in vars(value).items()})
+        moved = {each.name: _on(getattr(value, each.name), device) for each in fields(value)}
+        return replace(value, **moved)
     return value

@@ -27,7 +27,7 @@ _LEFT = 0x5A
 
 def address_key(_: Fault, link: Link, batch: Batch, right: Plan, call: Mapping[str, Any]) -> Plan:
     """The plan of the first batch that this world had with tensors of these shapes."""
-    tensors = [getattr(batch, name).int() for name in plans.TENSORS]
+    tensors = [getattr(batch, name).int() for name in batches.TENSORS]
     told = torch.cat([tensor.reshape(-1) for tensor in tensors])
     sizes = "-".join(str(len(tensor)) for tensor in tensors)
     name = f"plans.{batch.page_size}.{call['pool_pages']}.{sizes}"
@@ -38,7 +38,7 @@ def address_key(_: Fault, link: Link, batch: Batch, right: Plan, call: Mapping[s
         return right
     lengths = [len(tensor) for tensor in tensors]
     values = torch.split(held[1:].cpu().clone().view(torch.int32), lengths)
-    named = dict(zip(plans.TENSORS, values, strict=True))
+    named = dict(zip(batches.TENSORS, values, strict=True))
     first = Batch(**named, cp=batch.cp, page_size=batch.page_size)
     return plans.PLANS.of(first, **dict(call))
 

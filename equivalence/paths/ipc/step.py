@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equivalence import receipt
+from equivalence.checks.strayed import REGIONS
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import exported, faulty, given, ways
-from equivalence.paths.ipc.peers import HALVES, REGIONS, Peers, Regions, parity
+from equivalence.paths.ipc.peers import HALVES, Peers, Regions, parity
 from equivalence.paths.ipc.plan import room
 from refimpl.batch import NOTHING
 from refimpl.compose import KINDS
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from equivalence.paths.ipc.plan import Plan
     from equivalence.world.link import Link
 
+HITS = ((False, True, True), (True, True, False), (True, False, True))
+"""[rank % 3][layer % 3], whether prefetch gathers a prefix early unless told: ranks differ."""
 _POOL, _DENSE = REGIONS.index("pool"), REGIONS.index("dense")
 
 
@@ -60,7 +63,7 @@ def compose(link: Link, *, turn: int = 0, **call: Any) -> dict[str, Tensor]:  # 
     Returns:
         token_pages and index_pages [layers, S, page_bytes] as far as the inputs have these kinds,
         row_locations int32 [T], and strays int32 [n, 6]: writes to this rank's memory outside the
-        allowed set, see `exported.COLUMNS`.
+        allowed set, see `checks.strayed.COLUMNS`.
 
     Raises:
         UsageError: as `prepare`.
@@ -131,8 +134,7 @@ def prepare(
         staging_pages: current pages that may be staged.
         turn: as in `compose`.
         fault: a `faulty.Fault` as data, or None.
-        hits: [rank][layer], whether prefetch gathers that prefix early; a pattern that differs by
-            rank when None.
+        hits: [rank][layer], whether prefetch gathers that prefix early; HITS when None.
         inputs: the tensors of compose_pages.
 
     Raises:
@@ -153,31 +155,24 @@ def prepare(
         device=link.device,
         pool_pages=taken.pool_pages,
         staging_pages=staging_pages,
-        hits=_hits(hits, link.rank, taken.layers),
+        hits=_row(hits or HITS, link.rank, taken.layers),
     )
     peer_memory = bool(link.agree(int(link.peer_memory)))
     memory, regions = _export(link, taken, plan, way=ways.taken(way, peer_memory=peer_memory))
-    peers = seams.peers(
-        Peers(
-            rank=link.rank,
-            ranks=link.ranks,
-            regions=regions,
-            barrier=link.barrier,
-            all_reduce=link.all_reduce,
-            agree=link.agree,
-            peer_memory=peer_memory,
-        ),
-        plan,
+    side = Peers(
+        rank=link.rank,
+        ranks=link.ranks,
+        regions=regions,
+        barrier=link.barrier,
+        all_reduce=link.all_reduce,
+        peer_memory=peer_memory,
     )
-    own = {
-        kind: rows.index_select(1, plan.own.to(rows.device)).to(link.device)
-        for kind, rows in taken.rows.items()
-    }
+    peers = seams.peers(side, plan)
     return Prepared(
         way=ways.taken(way, peer_memory=peers.peer_memory),
         peers=peers,
         plan=plan,
-        rows=own,
+        rows=_own_rows(link, taken, plan),
         given=taken,
         memory=memory,
     )
@@ -231,9 +226,15 @@ def _allowed(ready: Prepared, part: Exported, turn: int) -> Tensor | None:
     return allowed
 
 
-def _hits(hits: Sequence[Sequence[bool]] | None, rank: int, layers: int) -> tuple[bool, ...]:
-    """One's own row of the pattern, a layer each."""
-    if hits is None:
-        return tuple((rank + layer) % 3 != 0 for layer in range(layers))
+def _own_rows(link: Link, taken: Given, plan: Plan) -> dict[str, Tensor]:
+    """By kind u8 [layers, m, token_bytes], the tokens that this rank computes."""
+    return {
+        kind: rows.index_select(1, plan.own.to(rows.device)).to(link.device)
+        for kind, rows in taken.rows.items()
+    }
+
+
+def _row(hits: Sequence[Sequence[bool]], rank: int, layers: int) -> tuple[bool, ...]:
+    """One's own row of a pattern, which begins anew where it ends, a layer each."""
     own = hits[rank % len(hits)]
     return tuple(bool(own[layer % len(own)]) for layer in range(layers))

@@ -92,7 +92,7 @@ def fallback(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], *, turn: int)
     """No peer memory: own pages into a buffer of zeros, and one sum of all of it."""
     for at in _rounds(peers, plan, rows, turn):
         whole = peers.zeroed(at.dense, plan.slots)
-        moves.gather((at.pool,), moves.moved(_own(plan), -plan.rank), whole)
+        moves.gather((at.pool,), plan.prefix_here, whole)
         _write(plan, at, whole, plan.dense)
         peers.all_reduce(whole)
         at.dense.copy_(whole)
@@ -107,7 +107,7 @@ def dense(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], *, turn: int) ->
         _publish(peers, plan, at, own, plan.dense)
         peers.barrier()
         peers.gather(at.pools, plan.prefix, own)
-        peers.gather(buffers, moves.elsewhere(plan.written, plan.rank), own)
+        peers.gather(buffers, plan.written_elsewhere, own)
         own.index_fill_(0, plan.padding, 0)
         yield at.layer, at.kind, own
 
@@ -120,7 +120,7 @@ def staging(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], *, turn: int) 
         peers.put(at.stagings[plan.rank], plan.staging.pages, pages)
         peers.barrier()
         peers.gather(at.pools, plan.prefix, at.dense)
-        peers.gather(at.stagings, moves.elsewhere(plan.staged, plan.rank), at.dense)
+        peers.gather(at.stagings, plan.staged_elsewhere, at.dense)
         at.dense.index_fill_(0, plan.padding, 0)
         yield at.done
 
@@ -143,7 +143,6 @@ def prefetch(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], *, turn: int)
     ahead: dict[str, _Round] = {}
     every = list(_rounds(peers, plan, rows, turn))
     later = {(at.layer, at.kind): at for at in every}
-    current = moves.moved(plan.staged, plan.ranks)
     for at in every:
         _publish(peers, plan, at, at.stagings[plan.rank], plan.staging)
         early = ahead.pop(at.kind, None) is at
@@ -152,7 +151,7 @@ def prefetch(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], *, turn: int)
             peers.gather(soon.pools, plan.prefix, soon.dense)
             ahead[at.kind] = soon
         peers.barrier()
-        reads = current if early else plan.table
+        reads = plan.table_current if early else plan.table
         peers.gather((*at.pools, *at.stagings), reads, at.dense)
         at.dense.index_fill_(0, plan.padding, 0)
         yield at.done
@@ -197,11 +196,6 @@ def _rounds(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], turn: int) -> 
                 dense=own[: plan.slots],
                 rows=part[layer],
             )
-
-
-def _own(plan: Plan) -> tuple[moves.Read, ...]:
-    """The prefix pages in one's own pool."""
-    return tuple(read for read in plan.prefix if read.source == plan.rank)
 
 
 def _write(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from drawn_steps import Step, differing, run, step
 
+from equivalence.checks.strayed import REGIONS
 from equivalence.paths.ipc import candidate, exported, faulty, known, ways
 from equivalence.paths.ipc.candidate import RanksFailed
 from equivalence.paths.ipc.faulty import FAULTS, Fault
-from equivalence.paths.ipc.peers import REGIONS
 from equivalence.world.threads import Threads
 
 KINDS = ("token", "index")
