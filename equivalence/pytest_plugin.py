@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _STATE = pytest.StashKey[sessions.Session]()
 _WORKER = "equivalence_alone"
 _RANKS = "ranks(n=2, *, timeout=30, transport='shm', device=None): processes of `ranks`."
+_PLAIN = int | float | str | None
 _LOOKS = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan")
 
 
@@ -107,7 +108,16 @@ def _kept_ranks() -> Iterator[Callable[..., Pool]]:
 def ranks(request: pytest.FixtureRequest, _kept_ranks: Callable[..., Pool]) -> Pool:
     """The processes that the test's marker `ranks` asks for; `run` runs a function on each."""
     marker = request.node.get_closest_marker("ranks")
-    return _kept_ranks(*marker.args, **marker.kwargs) if marker else _kept_ranks()
+    if marker is None:
+        return _kept_ranks()
+    args, named = marker.args, marker.kwargs
+    plain = all(isinstance(value, _PLAIN) for value in (*args, *named.values()))
+    if len(args) + ("n" in named) > 1 or not plain:
+        raise UsageError(
+            "the marker ranks takes one number, and timeout=, transport= and device=: it has "
+            f"{args} and {named}"
+        )
+    return _kept_ranks(*args, **named)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

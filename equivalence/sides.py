@@ -196,8 +196,11 @@ def _poison_all(
     for tensor in outputs.values():
         if tensor.untyped_storage().data_ptr() in own:
             continue
+        # What cannot be given back, expanded tensors, or written, inference tensors, is left alone:
+        # then a stale buffer stays unseen.
+        if layout.overlaps(tensor.shape, tensor.stride()):
+            continue
         values = layout.copied(tensor)
-        # Expanded or inference tensors cannot be written; then a stale buffer stays unseen.
         with suppress(RuntimeError):
             poisons.fill(tensor, which)
             borrowed.append((tensor, values))

@@ -1,8 +1,9 @@
 """Every rank's composed pages against one process: which differ, how, and from each other."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from refimpl.bits import as_int
 from refimpl.compose import planes
 
 _SHOWN = 3
+_ALL = (-1, -1)
 _PLANES = {"token": ("",), "index": ("key ", "scale ")}
 
 
@@ -44,17 +46,28 @@ class Held:
 
 @dataclass(kw_only=True)
 class _Told:
-    """What was found so far."""
+    """What was found so far.
+
+    Attributes:
+        rules: findings, each counted.
+        failing: slots.
+        findings: the first of each rule.
+        places: the rank and layer of each of them.
+        current: how many current pages are wrong, by rank and layer.
+    """
 
     rules: Counter[str] = field(default_factory=Counter)
     failing: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    current: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def add(self, found: Finding) -> None:
-        """Count a finding, and keep it if it is one of the first of its rule."""
-        self.rules[found.rule] += 1
-        if self.rules[found.rule] <= KEPT:
-            self.findings.append(found)
+    def add(self, rule: str, found: Callable[[], Finding], *, at: tuple[int, int] = _ALL) -> None:
+        """Count a finding, and make and keep it if it is one of the first of its rule."""
+        self.rules[rule] += 1
+        if self.rules[rule] <= KEPT:
+            self.findings.append(found())
+            self.places.append(at)
 
 
 def decide(held: Held) -> tuple[Stage, list[Finding]]:
@@ -69,13 +82,16 @@ def decide(held: Held) -> tuple[Stage, list[Finding]]:
         for piece in wanted.layer(step, kind, layer):
             power = power or (movable and bool(piece.want.any()))
             wrong = {
-                rank: rows
+                rank: frozenset(rows)
                 for rank in range(cp)
                 if len(rows := _differing(got[rank, layer, piece.slots], piece.want))
             }
-            for rank in range(cp) if wrong else ():
-                zeros.right(known, set(range(len(piece.want))) - set(wrong.get(rank, ())), piece)
+            for rank, some in wrong.items():
+                slots_now = {piece.slots.start + row for row in some} & known.current_set
+                told.current[rank, layer] += len(slots_now)
             if wrong:
+                spoilt = frozenset.intersection(*(wrong.get(r, frozenset()) for r in range(cp)))
+                zeros.right(known, set(range(len(piece.want))) - spoilt, piece)
                 _tell(told, known, got[:, layer], piece, layer=layer, wrong=wrong, zeros=zeros)
     different = sum(n for rule, n in told.rules.items() if rule != "diverged")
     count = cp * layers * slots
@@ -86,7 +102,10 @@ def decide(held: Held) -> tuple[Stage, list[Finding]]:
         rules=dict(told.rules),
         failing=tuple(sorted(told.failing)),
         unit="page",
-    ), [zeros.explain(known, found) for found in told.findings]
+    ), [
+        readings.first_staged(known, zeros.explain(known, found), wrong=told.current[at])
+        for found, at in zip(told.findings, told.places, strict=True)
+    ]
 
 
 def _status(count: int, different: int) -> Status:
@@ -118,7 +137,7 @@ def _tell(
     piece: Piece,
     *,
     layer: int,
-    wrong: Mapping[int, Sequence[int]],
+    wrong: Mapping[int, frozenset[int]],
     zeros: readings.Zeros,
 ) -> None:
     """The findings of some slots of a layer, slot by slot and rank by rank."""
@@ -127,21 +146,22 @@ def _tell(
         slot = piece.slots.start + row
         want = bytes_of(piece.want[row])
         holders: dict[bytes, list[int]] = {}
-        alone = {rank: known.current_wrong(rows, piece) == 1 for rank, rows in wrong.items()}
         told.failing.add(slot)
         for rank in range(step.batch.cp):
             if row not in wrong.get(rank, ()):
                 holders.setdefault(b"", []).append(rank)
                 continue
             page = bytes_of(got[rank, slot])
-            holders.setdefault(key_of(page), []).append(rank)
-            seen = Seen(layer=layer, slot=slot, want=want, got=page, alone=alone[rank])
-            rule, reading = readings.of_page(known, seen)
+            key = key_of(page)
+            holders.setdefault(key, []).append(rank)
+            seen = Seen(layer=layer, slot=slot, want=want, got=page)
+            rule, reading = readings.of_page(known, seen, key)
             if rule == "page-zero":
                 zeros.wrong(known, slot)
-            told.add(_finding(known, seen, rank, rule, reading))
+            found = partial(_finding, known, seen, rank, rule, reading)
+            told.add(rule, found, at=(rank, layer))
         if len(holders) > 1:
-            told.add(_diverged(known, layer, slot, holders))
+            told.add("diverged", partial(_diverged, known, layer, slot, holders))
 
 
 def _finding(known: Known, seen: Seen, rank: int, rule: str, reading: str) -> Finding:
@@ -231,17 +251,14 @@ def locations(step: Step, got: Tensor) -> tuple[Stage, list[Finding]]:
         if not len(places):
             continue
         told.failing |= set((want[places] // size).tolist())
-        told.add(_of_locations(rank, want, mine, places, size=size, cells=cells))
+        found = _of_locations(rank, want, mine, places, size=size, cells=cells)
+        told.add(found.rule, partial(_same, found))
     different = sum(told.rules.values())
     if len(holders) > 1:
         right, others = holders.get(b""), [ranks for key, ranks in holders.items() if key]
-        told.add(
-            Finding(
-                stage="row_locations",
-                rule="diverged",
-                reading=_groups(right, others, "table of locations"),
-            )
-        )
+        reading = _groups(right, others, "table of locations")
+        found = Finding(stage="row_locations", rule="diverged", reading=reading)
+        told.add("diverged", partial(_same, found))
     count = len(got)
     return Stage(
         status=_status(count, different),
@@ -250,6 +267,10 @@ def locations(step: Step, got: Tensor) -> tuple[Stage, list[Finding]]:
         rules=dict(told.rules),
         failing=tuple(sorted(told.failing)),
     ), told.findings
+
+
+def _same(found: Finding) -> Finding:
+    return found
 
 
 def _of_locations(

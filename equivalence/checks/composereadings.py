@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from equivalence.checks.composeknown import Bytes, Known, Seen, bytes_of, key_of, poisons_of
+from equivalence.checks.composeknown import (
+    Bytes,
+    Known,
+    Past,
+    Seen,
+    bytes_of,
+    key_of,
+    poisons_of,
+)
 from equivalence.checks.tokenreadings import of_tokens
 from equivalence.compose.wanted import Piece
 from equivalence.verdict import Finding
@@ -21,24 +29,24 @@ _DEEP = 64
 """Pages that are read token by token."""
 
 
-def of_page(known: Known, seen: Seen) -> tuple[str, str]:
-    """The rule that a wrong page breaks, and what it looks like or ""."""
-    key = (seen.layer, seen.slot, key_of(seen.got))
-    if key not in known.told:
-        known.told[key] = _named(known, seen, key[2])
-    return known.told[key]
+def of_page(known: Known, seen: Seen, key: bytes) -> tuple[str, str]:
+    """The rule that a wrong page of this digest breaks, and what it looks like or ""."""
+    at = (seen.layer, seen.slot, key)
+    if at not in known.told:
+        known.told[at] = _named(known, seen, key)
+    return known.told[at]
 
 
 def _named(known: Known, seen: Seen, key: bytes) -> tuple[str, str]:
     poison = _poison(known, seen.got)
     if poison is not None:
         told = f"every byte is {poison:02X}, the poison of the buffer: it was never written"
-        return "unwritten", told + _first_staged(known, seen)
+        return "unwritten", told
     if known.page(seen.slot) <= batches.NOTHING:
         what = next(_whole(known, seen, key), ("", ""))[1]
         return "pad", "; ".join(filter(None, ["a padding slot is filled with zeros", what]))
     if not seen.got.any():
-        return "page-zero", "every byte is zero" + _first_staged(known, seen)
+        return "page-zero", "every byte is zero"
     found = _wrapped(known, seen) or next(_whole(known, seen, key), None) or _sum(known, seen)
     if found is not None:
         return found
@@ -54,48 +62,66 @@ def _poison(known: Known, page: Bytes) -> int | None:
     return first if first in poisons_of(known) and bool((page == first).all()) else None
 
 
-def _first_staged(known: Known, seen: Seen) -> str:
-    """A hint where the first current page alone is missing."""
-    several = len(known.current) > 1
-    if not (seen.alone and several and seen.slot == known.current[0]):
-        return ""
-    return "; it is the first current page, and the only wrong one: staging row 0 is reserved"
+def first_staged(known: Known, found: Finding, *, wrong: int) -> Finding:
+    """The finding, which says so where only the first current page of a rank's layer is missing.
+
+    Args:
+        known: what ranks had.
+        found: a wrong page.
+        wrong: how many current pages of its rank and layer are wrong.
+    """
+    missing = found.rule in ("unwritten", "page-zero") and wrong == 1
+    if not (missing and len(known.current) > 1 and found.row == known.current[0]):
+        return found
+    hint = "it is the first current page, and the only wrong one: staging row 0 is reserved"
+    return replace(found, reading=f"{found.reading}; {hint}")
 
 
 def _whole(known: Known, seen: Seen, key: bytes) -> Iterator[tuple[str, str]]:
     """Pages that have the bytes of this one, the most telling first."""
     own = known.page(seen.slot)
-    for slot in known.slots[seen.layer].get(key, ())[:1]:
+    for slot in known.pages.slots(seen.layer).get(key, ())[:1]:
         page = known.page(slot)
         plan = ""
         if known.said_before(seen.slot) == page:
             plan = ", as the step before had it in this slot: a plan of the step before"
         yield "page-mismatch", f"holds page {page}, which slot {slot} has{plan}"
-    for place in sorted(
-        known.pools[seen.layer].get(key, ()), key=lambda at: at != _place_of(known, own)
-    ):
+    places = known.pages.pools(seen.layer).get(key, ())
+    for place in sorted(places, key=lambda at: at != _place_of(known, own)):
         yield _of_pool(known, seen, place)
     yield from _of_turns(known, seen, key)
     yield from _of_layers(known, key)
 
 
 def _of_turns(known: Known, seen: Seen, key: bytes) -> Iterator[tuple[str, str]]:
-    """What this slot holds in other layers, and what any held in steps before."""
-    for other, layer in enumerate(known.slots):
-        if other != seen.layer and seen.slot in layer.get(key, ()):
-            yield "stale-round", _turns(other - seen.layer, f"layer {other}")
-    for past in sorted(known.past.get(key, ()), key=lambda each: each.slot != seen.slot):
-        moved = "" if past.slot == seen.slot else f", slot {past.slot}"
-        yield "stale-round", _turns(past.distance - seen.layer, past.where + moved)
+    """What this slot holds in other layers, and any in steps before: the nearest turn first."""
+    turns = [
+        Past(distance=other, slot=seen.slot, where=f"layer {other}")
+        for other in known.layers
+        if other != seen.layer and seen.slot in known.pages.slots(other).get(key, ())
+    ]
+    turns += known.past.get(key, ())
+    for turn in sorted(turns, key=lambda each: _nearness(seen, each)):
+        where = turn.where + ("" if turn.slot == seen.slot else f", slot {turn.slot}")
+        # Halves of a staging hold current pages alone.
+        staged = seen.slot in known.current_set
+        told = _turns(turn.distance - seen.layer, where) if staged else f"holds the page of {where}"
+        yield "stale-round", told
+
+
+def _nearness(seen: Seen, turn: Past) -> tuple[bool, int, bool]:
+    """The same slot first, then turns by how far off they are, those before first."""
+    distance = turn.distance - seen.layer
+    return turn.slot != seen.slot, abs(distance), distance > 0
 
 
 def _of_layers(known: Known, key: bytes) -> Iterator[tuple[str, str]]:
     """Any page of any layer."""
-    for other, layer in enumerate(known.slots):
-        for slot in layer.get(key, ())[:1]:
+    for other in known.layers:
+        for slot in known.pages.slots(other).get(key, ())[:1]:
             yield "page-mismatch", f"holds page {known.page(slot)} of layer {other}, in slot {slot}"
-    for other, held in enumerate(known.pools):
-        for rank, local in held.get(key, ())[:1]:
+    for other in known.layers:
+        for rank, local in known.pages.pools(other).get(key, ())[:1]:
             yield "page-mismatch", f"holds local page {local} of rank {rank} of layer {other}"
 
 
@@ -163,10 +189,10 @@ def _sum(known: Known, seen: Seen) -> tuple[str, str] | None:
     if not np.any(seen.want):
         return None
     key = key_of(rest)
-    for slot in known.slots[seen.layer].get(key, ())[:1]:
+    for slot in known.pages.slots(seen.layer).get(key, ())[:1]:
         what = f"page {known.page(slot)}, which slot {slot} has"
         return "two-writers", f"is the right page plus {what}, byte by byte mod 256"
-    for place in known.pools[seen.layer].get(key, ())[:1]:
+    for place in known.pages.pools(seen.layer).get(key, ())[:1]:
         rank, local = place
         own = place == _place_of(known, known.page(seen.slot))
         what = "its owner's pool had before" if own else f"rank {rank} has in local page {local}"
@@ -211,5 +237,5 @@ class Zeros:
 
 def _read(known: Known, slots: set[int]) -> list[tuple[int, int]]:
     """Where pools have the prefix pages of some slots."""
-    prefix = slots - set(known.current)
+    prefix = slots - known.current_set
     return [_place_of(known, known.page(s)) for s in prefix if known.page(s) > batches.NOTHING]

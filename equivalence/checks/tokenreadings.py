@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from equivalence.checks.composeknown import Bytes, Known, Seen, bytes_of, key_of, poisons_of
+from equivalence.checks.composeknown import (
+    Bytes,
+    Known,
+    Seen,
+    bytes_of,
+    key_of,
+    poisons_of,
+    short_key,
+)
 from equivalence.checks.rows import listing
-from equivalence.compose import wanted
 from refimpl import batch as batches
 from refimpl.bits import SCALE_BYTES
 from refimpl.compose import planes
@@ -54,20 +61,11 @@ class _Page:
         return places
 
     @cached_property
-    def locations(self) -> list[int]:
-        """Where each current token of the step stands in the dense buffer."""
-        places: list[int] = batches.row_locations(self.known.step.batch).tolist()
-        return places
-
-    @cached_property
     def current(self) -> dict[int, int]:
         """The number among current tokens of those that stand in this page."""
-        first = self.seen.slot * self.size
-        return {
-            at - first: token
-            for token, at in enumerate(self.locations)
-            if first <= at < first + self.size
-        }
+        first, places = self.seen.slot * self.size, self.known.locations
+        tokens = ((places >= first) & (places < first + self.size)).nonzero()[0].tolist()
+        return {int(places[token]) - first: token for token in tokens}
 
 
 def rows_of(page: Bytes, widths: tuple[int, ...], size: int) -> Bytes:
@@ -166,8 +164,7 @@ def _planar(want: Bytes, page: _Page) -> Bytes:
 def _elsewhere(page: _Page) -> Told:
     """Tokens that belong elsewhere, each of them whole."""
     known, layer = page.known, page.seen.layer
-    rows = known.kind.rows[layer]
-    place = {key_of(bytes_of(row)): token for token, row in reversed(list(enumerate(rows)))}
+    place = known.rows_of(layer)
     # What is the same everywhere says nothing of where it came from.
     found = [place.get(key_of(row)) if row.any() else None for row in page.got[page.wrong]]
     theirs = [token for token in found if token is not None]
@@ -205,17 +202,16 @@ def _tokens_of_pages(page: _Page) -> tuple[int, list[int]] | None:
     known, rows = page.known, page.got[page.wrong]
     if not rows.any(1).all():
         return None
-    keys = [key_of(row) for row in rows]
-    for piece in wanted.layer(known.step, known.kind, page.seen.layer):
-        for at, one in enumerate(piece.want):
-            slot = piece.slots.start + at
-            if known.page(slot) <= batches.NOTHING:
-                continue
-            held = rows_of(bytes_of(one), page.widths, page.size)
-            places = {key_of(row): token for token, row in enumerate(held)}
-            if all(key in places for key in keys):
-                return slot, [places[key] for key in keys]
-    return None
+    held = known.tokens_of(page.seen.layer, lambda one: rows_of(one, page.widths, page.size))
+    slots = np.arange(len(held))
+    keys = [short_key(row) for row in rows]
+    for key in keys:
+        slots = slots[(held[slots] == key).any(1)]
+    named = (slot for slot in slots.tolist() if known.page(slot) > batches.NOTHING)
+    slot = next(named, None)
+    if slot is None:
+        return None
+    return slot, [int((held[slot] == key).nonzero()[0][-1]) for key in keys]
 
 
 def _tokens(places: list[int]) -> str:

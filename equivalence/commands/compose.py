@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equivalence.commands.common import CODES, Tell, check_target, progress, say, show, write
+from equivalence.commands.common import (
+    CODES,
+    FAILED,
+    Tell,
+    check_target,
+    progress,
+    say,
+    show,
+    write,
+)
 from equivalence.errors import UsageError
-from equivalence.verdict import Status
 
 if TYPE_CHECKING:
     from equivalence.case import Case
@@ -83,14 +92,16 @@ class _World:
 @click.option("--ways", metavar="all|NAME,...", help="How pages are composed.")
 @click.option("--scenarios", metavar="all|NAME,...", help="Steps to make, where no case is named.")
 @click.option("--layers", type=click.IntRange(1), help="Of every kind: 8.")
-@click.option("--kinds", metavar="NAME,...", help="token, index or both.")
-@click.option("--seed", type=click.IntRange(0), help="Of the scenarios: 0.")
+@click.option("--kinds", metavar="all|NAME,...", help="token, index or both.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Of the scenarios: 0.")
 @click.option("--scale", type=click.IntRange(1), help="Divide their lengths by this.")
 @click.option("--transport", metavar="NAME", help="shm (default), cuda, symmetric or threads.")
 @click.option(
     "--device", help="Where ranks export memory; the transport's own choice if not named."
 )
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of silence: 30.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, 86400, min_open=True), help="Seconds of silence: 30."
+)
 @click.option("--fault", metavar="NAME[,KEY=VALUE,...]", help="Do this wrong, on purpose.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the results as JSON.")
 def compose_(paths: tuple[Path, ...], json_to: str | None, **options: Any) -> int:  # noqa: ANN401 - by name
@@ -98,7 +109,11 @@ def compose_(paths: tuple[Path, ...], json_to: str | None, **options: Any) -> in
 
     Steps are made from a seed, or read from case files. Under torchrun its ranks are taken.
     """
-    from equivalence.compose.matrix import Matrix  # noqa: PLC0415 - imported when a command needs it
+    if sys.stdout is None:  # a shell's `>&-`
+        say("stdout is closed: there is nowhere to print results")
+        return FAILED
+    from equivalence.compose import running  # noqa: PLC0415 - torch is imported when needed
+    from equivalence.compose.matrix import Matrix  # noqa: PLC0415 - likewise
     from equivalence.report import as_compose  # noqa: PLC0415 - likewise
 
     check_target("--json", json_to)
@@ -117,31 +132,18 @@ def compose_(paths: tuple[Path, ...], json_to: str | None, **options: Any) -> in
             settings={name: str(value) for name, value in asked.steps.items()},
             fault=str(asked.option("fault", "")),
             cells=tuple(cells),
+            note=running.unseen(asked.fault, cells),
         )
         if not quiet:
             for cell in cells:
                 if as_compose.wrong(cell):
                     show("\n" + as_compose.failure(cell, again=_again(asked, cell)))
             show("\n" + as_compose.summary(matrix))
-        if world.speaks:
-            _say_hidden(asked, matrix.status)
         if json_to and world.speaks:
             write("--json", as_compose.render(matrix), json_to)
         # A launcher may end all ranks when one of them ends: everything is said by then.
         code: int = world.tell(CODES[matrix.status])
     return code
-
-
-def _say_hidden(asked: _Asked, status: Status) -> None:
-    """Say why a fault that should be found was not."""
-    from equivalence.paths.ipc import known  # noqa: PLC0415 - torch is imported when needed
-
-    if asked.fault is None or status is not Status.EQUAL:
-        return
-    told = known.FAULTS[asked.fault["name"]]
-    needs = "; ".join(known.NEEDS[need] for need in told.needs) or "nothing that is not here"
-    if told.rules:
-        say(f"{asked.fault['name']} did not show in these steps: it needs {needs}")
 
 
 def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
@@ -150,17 +152,20 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     Raises:
         UsageError: they do not go together, or a name does not exist.
     """
-    from equivalence import store  # noqa: PLC0415 - torch is imported when needed
-    from equivalence.compose import running  # noqa: PLC0415 - torch is imported when needed
+    from equivalence import ranks as pools  # noqa: PLC0415 - torch is imported when needed
+    from equivalence import store  # noqa: PLC0415 - likewise
+    from equivalence.compose import running  # noqa: PLC0415 - likewise
     from equivalence.paths.ipc import faulty  # noqa: PLC0415 - likewise
     from equivalence.paths.ipc.ways import WAYS  # noqa: PLC0415 - likewise
+    from equivalence.world import transport as transports  # noqa: PLC0415 - likewise
 
     making = [f"--{name}" for name in _STEPS if name in given]
     if paths and making:
         raise UsageError(f"{' and '.join(making)}: these make steps, and case files have theirs")
     fault = faulty.parse(given["fault"]).as_json() if "fault" in given else None
-    ways = running.known("way", _names(given.get("ways", _ALL)), tuple(WAYS))
-    if fault is not None and given.get("ways", _ALL) == _ALL:
+    named = _names(given.get("ways", _ALL))
+    ways = running.known("way", named, tuple(WAYS))
+    if fault is not None and named is None:
         ways = faulty.FAULTS[fault["name"]].ways
     for way in ways if fault is not None else ():
         faulty.read(fault or {}, way=way)
@@ -177,6 +182,13 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     ):
         if other not in (None, ranks):
             raise UsageError(f"{what} {other} ranks; --ranks is {ranks}")
+    timeout = pools.seconds(given.get("timeout", pools.TIMEOUT))
+    if fault is not None:
+        faulty.check(faulty.Fault(**fault), ranks=ranks, timeout=timeout)
+    transport = given.get("transport", _TRANSPORT)
+    running.check_device(
+        transport if transport == _THREADS else transports.known(transport), given.get("device")
+    )
     asked = _Asked(
         given=given,
         ways=ways,
@@ -199,13 +211,25 @@ def _scenarios(asked: _Asked) -> dict[str, int]:
     from equivalence.compose import running, steps  # noqa: PLC0415 - torch is imported when needed
 
     named = running.known("scenario", _names(asked.steps["scenarios"]), steps.NAMES)
-    running.known("kind", _names(asked.steps["kinds"]), tuple(steps.TOKEN_BYTES))
+    _kinds(asked)
     return {name: len(steps.plan(name)) for name in named}
+
+
+def _kinds(asked: _Asked) -> tuple[str, ...]:
+    """The kinds asked for.
+
+    Raises:
+        UsageError: one does not exist.
+    """
+    from equivalence.compose import running, steps  # noqa: PLC0415 - torch is imported when needed
+
+    return running.known("kind", _names(asked.steps["kinds"]), tuple(steps.TOKEN_BYTES))
 
 
 def _names(text: str) -> list[str] | None:
     """Names with commas; None for all."""
-    return None if text == _ALL else [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return None if _ALL in names else names
 
 
 def _joined() -> int | None:
@@ -265,13 +289,12 @@ def _cells(asked: _Asked, world: _World, tell: Tell) -> Iterator[tuple["Cell", i
         return
     names = _scenarios(asked)
     made = {name: asked.steps[name] for name in ("layers", "seed", "scale")}
-    kinds = _names(asked.steps["kinds"]) or ()
     for cell in running.over(
         world.pool,
         asked.ways,
         tuple(names),
         cp=asked.ranks,
-        kinds=kinds,
+        kinds=_kinds(asked),
         progress=tell,
         **made,
         **common,

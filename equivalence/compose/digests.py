@@ -51,7 +51,8 @@ def of_dense(pages: Tensor, batch: Batch) -> dict[Key, str]:
         batch: whose slots they are; padding has no digest.
 
     Raises:
-        ValueError: the buffer has not a page for each slot.
+        ValueError: the buffer has not a page for each slot, requests have more pages than there are
+            slots, or a slot of a request names no page.
     """
     layers = _layers(pages, dims=2)
     if layers.shape[1] != len(batch.slot_pages):
@@ -70,7 +71,8 @@ def of_pools(pools: Tensor, batch: Batch, *, ranks: Iterable[int] | None = None)
         ranks: only pages that these own; all where None.
 
     Raises:
-        ValueError: a page has no place in these pools.
+        ValueError: a page has no place in these pools (local page 0 is a dummy), requests have more
+            pages than there are slots, or a slot of a request names no page.
     """
     layers = _layers(pools, dims=3)
     cp, many = layers.shape[1:3]
@@ -82,7 +84,7 @@ def of_pools(pools: Tensor, batch: Batch, *, ranks: Iterable[int] | None = None)
     for slot, key in zip(slots, keys, strict=True):
         page = pages[slot]
         rank, at = (owner[page], local[page]) if page < len(owner) else (-1, -1)
-        if not (0 <= rank < cp and 0 <= at < many):
+        if not (0 <= rank < cp and NOTHING < at < many):
             raise ValueError(f"page {page} is local page {at} of rank {rank}: no such place")
         if rank in some:
             places.append(rank * many + at)
@@ -91,7 +93,13 @@ def of_pools(pools: Tensor, batch: Batch, *, ranks: Iterable[int] | None = None)
 
 
 def compare(one: Digests, two: Digests) -> tuple[Difference, ...]:
-    """Every page that one side lacks or both hold with other bytes, by request and position."""
+    """Every page that one side lacks or both hold with other bytes, by request and position.
+
+    Raises:
+        ValueError: neither side has a page: nothing was compared.
+    """
+    if not one and not two:
+        raise ValueError("neither side has a page: nothing was compared")
     return tuple(
         Difference(request=key[0], position=key[1], one=one.get(key), two=two.get(key))
         for key in sorted({*one, *two})
@@ -116,9 +124,12 @@ def _keys(batch: Batch) -> tuple[list[int], list[Key]]:
     count, pages = before + now, batch.slot_pages.cpu().numpy()
     request = np.arange(len(count)).repeat(count)
     position = np.arange(len(request)) - (count.cumsum() - count).repeat(count)
-    held = (pages[: len(request)] > NOTHING).nonzero()[0]
-    keys = zip(request[held].tolist(), position[held].tolist(), strict=True)
-    return held.tolist(), list(keys)
+    if len(request) > len(pages):
+        raise ValueError(f"requests have {len(request)} pages; there are {len(pages)} slots")
+    for slot in (pages[: len(request)] <= NOTHING).nonzero()[0][:1].tolist():
+        raise ValueError(f"slot {slot} of request {request[slot]} is page {pages[slot]}: no page")
+    keys = zip(request.tolist(), position.tolist(), strict=True)
+    return list(range(len(request))), list(keys)
 
 
 def _digests(layers: Tensor, places: Sequence[int]) -> Iterable[str]:

@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from equivalence import judge as judges
-from equivalence import ops, sides
+from equivalence import ops, plain, replay, sides, specs
 from equivalence.case import Case, held
 from equivalence.compose import weighing
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.verdict import Verdict
 from equivalence.weighing import sum_up
+
+_OP = "compose_pages"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,18 +67,24 @@ def judge(
         The verdict; a step that may not be composed is refused whatever the outputs hold.
 
     Raises:
-        UsageError: a case is of another op, or an earlier step may not be composed.
+        UsageError: a case is none or of another op, an output is none of the op's tensors, or an
+            earlier step may not be composed.
     """
+    if not isinstance(earlier, Sequence):
+        raise UsageError(f"earlier is a {type(earlier).__name__}; it is the cases of steps before")
     for one in (case, *earlier):
-        if one.op != "compose_pages":
+        if not isinstance(one, Case):
+            raise UsageError(f"a step is a Case, not {type(one).__name__}; load_cases reads files")
+        if one.op != _OP:
             raise UsageError(f"{one.name} is a case of {one.op}: ranks compose pages of a step")
+    given = _plain(outputs)
     before = [begin(one) for one in earlier]
     for begun in before:
         if begun.refused:
             why = begun.verdict.findings[0].reading
             raise UsageError(f"the earlier step {begun.case.name} may not be composed: {why}")
     now = begin(case)
-    return now.verdict if now.refused else weigh(now, outputs, name=name, earlier=before)
+    return now.verdict if now.refused else weigh(now, given, name=name, earlier=before)
 
 
 def weigh(
@@ -90,3 +98,22 @@ def weigh(
         return judges.invalid(now.verdict, str(error))
     judged = replace(now.verdict, runs=tuple(runs), scores="reference", coverage=coverage)
     return sum_up(judged)
+
+
+def _plain(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs as plain tensors."""
+    known = specs.OPS[_OP].outputs
+    if not isinstance(outputs, Mapping):
+        raise UsageError(f"outputs are a {type(outputs).__name__}; they go by name")
+    given = {}
+    for name, tensor in outputs.items():
+        if name not in known or not isinstance(tensor, Tensor):
+            what = f"{name!r} ({type(tensor).__name__})"
+            raise UsageError(
+                plain.line(f"outputs hold {what}; they are tensors {', '.join(known)}")
+            )
+        try:
+            given[name] = replay.plain_of(tensor)
+        except TypeError as error:
+            raise UsageError(f"outputs.{name}: {error}") from error
+    return given

@@ -17,12 +17,14 @@ class Step:
         pages: that were compared: of every rank, layer, kind and slot.
         bytes: of those.
         seconds: until every rank had answered, its judgement left out.
+        lacks: what it lacked for the fault that was injected to show, see `faulty.lacking`.
     """
 
     verdict: Verdict
     pages: int
     bytes: int
     seconds: float
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class Matrix:
         settings: what the scenarios were made from, by option.
         fault: what was injected on purpose, or "".
         cells: in order.
+        note: why nothing may be concluded though all are equal, or "".
     """
 
     ranks: int
@@ -83,8 +86,10 @@ class Matrix:
     settings: Mapping[str, str] = field(default_factory=dict)
     fault: str = ""
     cells: tuple[Cell, ...] = ()
+    note: str = ""
 
     @property
     def status(self) -> Status:
-        """The worst; nothing composed is UNDECIDED."""
-        return worst(cell.status for cell in self.cells)
+        """The worst; nothing composed is UNDECIDED, and so is what could not have been wrong."""
+        status = worst(cell.status for cell in self.cells)
+        return Status.UNDECIDED if self.note and status is Status.EQUAL else status

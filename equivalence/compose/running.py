@@ -6,14 +6,19 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from equivalence import receipt
 from equivalence.compose import judging, steps
 from equivalence.compose.matrix import Cell, Step
 from equivalence.errors import UsageError
-from equivalence.paths.ipc import candidate
+from equivalence.paths.ipc import candidate, faulty
 from equivalence.paths.ipc.candidate import Pool, RanksFailed
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.verdict import PAGES, Finding, Run, Status, Verdict
+from equivalence.world import devices
+from refimpl import batch as batches
+from refimpl.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +28,10 @@ if TYPE_CHECKING:
     from equivalence.compose.judging import Begun
 
     Progress = Callable[[str, int, int], None]
+
+
+_ON_GPUS = ("cuda", "symmetric")
+_ROWS = ("token_rows", "index_rows")
 
 
 def over(
@@ -93,6 +102,43 @@ def known(what: str, asked: Sequence[str] | None, names: Sequence[str]) -> tuple
     return tuple(dict.fromkeys(asked))
 
 
+def check_device(transport: str, device: str | None) -> None:
+    """Refuse a device that ranks cannot have, before any is started.
+
+    Args:
+        transport: its name.
+        device: as the user named it; None for the transport's own choice.
+
+    Raises:
+        UsageError: it is none, or the transport has no memory there.
+    """
+    try:
+        named = torch.device(device or "cpu")
+    except RuntimeError:
+        raise UsageError(f"device is {device!r}: it is cpu, cuda, or one as in cuda:0") from None
+    if transport in _ON_GPUS:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices.of(0, device, count, transport=transport)
+    elif named.type != "cpu":
+        raise UsageError(f"transport {transport} is memory of the CPU; device is {device}")
+
+
+def unseen(fault: Mapping[str, Any] | None, cells: Sequence[Cell]) -> str:
+    """Why nothing may be concluded where a fault changed nothing in any step, or "".
+
+    Args:
+        fault: that was injected, as `over`; one that may happen need not show.
+        cells: all that ran with it.
+    """
+    if fault is None or any(cell.status is not Status.EQUAL for cell in cells):
+        return ""
+    given = faulty.Fault(**fault)
+    if not faulty.FAULTS[given.name].rules:
+        return ""
+    why = faulty.unmet(given, [step.lacks for cell in cells for step in cell.steps])
+    return f"{given.name} changed nothing in these steps: {why}"
+
+
 def played(
     pool: Pool,
     way: str,
@@ -124,7 +170,9 @@ def played(
         if now.refused:
             done.append(Step(verdict=now.verdict, pages=0, bytes=0, seconds=0.0))
         else:
-            done.append(_step(compose, way, now, before, judged=judged))
+            step = _step(compose, way, now, before, judged=judged)
+            equal = step.verdict.status is Status.EQUAL
+            done.append(replace(step, lacks=_lacks(fault, now, before)) if equal else step)
         if not done[-1].pages:
             break
         before.append(now)
@@ -157,6 +205,31 @@ def _step(
         bytes=sum(kind.nbytes for kind in pages),
         seconds=seconds,
     )
+
+
+def _lacks(
+    fault: Mapping[str, Any] | None, now: Begun, earlier: Sequence[Begun]
+) -> tuple[str, ...]:
+    """What a step lacks for a fault to show."""
+    if fault is None:
+        return ()
+    rows = [now.case.inputs[name] for name in _ROWS if name in now.case.inputs]
+    return tuple(
+        faulty.lacking(
+            faulty.Fault(**fault),
+            batch=_batch(now.case),
+            kinds=len(rows),
+            layers=max((len(kind) for kind in rows), default=0),
+            earlier=[_batch(begun.case) for begun in earlier],
+        )
+    )
+
+
+def _batch(case: Case) -> Batch:
+    """The batch of a case."""
+    params: dict[str, Any] = dict(case.params)
+    tensors = {name: case.inputs[name] for name in batches.TENSORS}
+    return Batch(**tensors, cp=params["cp"], page_size=params.get("page_size", steps.PAGE_SIZE))
 
 
 def _failed(blank: Verdict, way: str, error: RanksFailed) -> Verdict:

@@ -25,6 +25,7 @@ __all__ = ["NAMES", "PAGE_SIZE", "TOKEN_BYTES", "plan", "sequence"]
 TOKEN_BYTES = {"token": 656, "index": 132}
 _SPARE = 2
 """Pages of each pool that no step reads or writes."""
+_MOST_SEED = 2**63 - 1
 _PAD_TO = 4
 """Slots of a step are a multiple of this; what is left holds page 0 or -1."""
 
@@ -126,6 +127,8 @@ def _check(cp: int, layers: int, kinds: Sequence[str], seed: int) -> None:
     for name, count, least in (("cp", cp, 1), ("layers", layers, 1), ("seed", seed, 0)):
         if count < least:
             raise UsageError(f"{name} is {count}: it is {least} or more")
+    if seed > _MOST_SEED:
+        raise UsageError(f"seed is {seed}: it is 0 to {_MOST_SEED}")
     if not kinds or set(kinds) - set(compose.KINDS) or len(set(kinds)) != len(kinds):
         raise UsageError(
             f"kinds are {', '.join(kinds) or 'none'}: {' or '.join(compose.KINDS)}, or both"

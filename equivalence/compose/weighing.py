@@ -93,6 +93,8 @@ def weigh(
             done += each
             progress(done, len(sides) * pages)
         for stage, check in (("row_locations", compose.locations), ("strays", strayed.decide)):
+            if stage == "row_locations" and stage not in side.outputs:
+                findings += _missing(side, stage)
             if stage in side.outputs:
                 stages[stage], found = check(step, side.outputs[stage])
                 findings += found
@@ -153,10 +155,10 @@ def reference(case: Case) -> "dict[str, Tensor]":
 
 
 def _missing(side: "Side", stage: str) -> list[Finding]:
-    """A kind of page that a side left out, unless something else says why."""
+    """An output that every rank owes and a side left out, unless something else says why."""
     if not side.outputs or any(found.stage == stage for found in side.findings):
         return []
-    reading = f"{stage} was not given: every rank holds pages of each kind of the case"
+    reading = f"{stage} was not given: every rank holds pages of each kind, and row_locations"
     return [Finding(stage=stage, rule="not-compared", status=Status.UNDECIDED, reading=reading)]
 
 

@@ -80,6 +80,7 @@ def as_data(matrix: Matrix) -> dict[str, Any]:
         "transport": matrix.transport,
         "settings": dict(matrix.settings),
         "fault": matrix.fault or None,
+        "note": matrix.note,
         "cells": [_cell_data(cell) for cell in matrix.cells],
     }
 
@@ -164,6 +165,8 @@ def _outcome(matrix: Matrix) -> str:
     undecided = f"{by_status[Status.UNDECIDED]} undecided"
     if not matrix.cells:
         return f"nothing was composed; {undecided}"
+    if matrix.note:
+        return f"undecided, {matrix.note}"
     if by_status[Status.EQUAL] == len(matrix.cells):
         return f"all equal; {undecided}"
     equal, different = by_status[Status.EQUAL], by_status[Status.DIFFERENT]

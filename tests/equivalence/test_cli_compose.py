@@ -80,16 +80,65 @@ def test_a_rank_that_fails_is_undecided(tell: Tell) -> None:
     assert "injected: another-size,rank=1,delay=0.5" in out
 
 
-def test_a_fault_that_these_steps_hide_is_told(tell: Tell) -> None:
-    """It was injected and nothing shows: why is said, and the steps are equal."""
+@pytest.mark.parametrize(
+    ("way", "fault", "why"),
+    [
+        ("direct", "address-key", "it needs a second step whose batch has the same shapes"),
+        ("direct", "killed-inside,turn=999", "it needs a step that comes to round 999"),
+        ("direct", "offset-wrap,wrap_bits=40", "it needs a prefix page at byte 2**39 of its pool"),
+        ("staging", "half-reused", "it needs one kind: a barrier of another one hides it"),
+    ],
+)
+def test_a_fault_that_these_steps_hide_is_undecided(
+    tell: Tell, way: str, fault: str, why: str
+) -> None:
+    """Nothing could have been wrong: 3, and what is missing is told, also as data."""
+    asked = ("compose", "--scenarios", "chunk", "--ways", way, *TINY, "--fault", fault)
+    code, out, err = tell(*asked)
+    note = f"{fault.split(',', maxsplit=1)[0]} changed nothing in these steps: {why}"
+    assert (code, err) == (3, "")
+    last = out.splitlines()[-1]
+    assert f": undecided, {note}" in last
+    assert (last.endswith(f"; injected: {fault}"), "all equal" in out) == (True, False)
+    code, out, err = tell(*asked, "--json", "-")
+    data = json.loads(out)
+    assert (code, err, data["status"]) == (3, "", "UNDECIDED")
+    assert data["note"].startswith(note)
+
+
+def test_a_fault_needs_what_it_misses_alone(tell: Tell) -> None:
+    """A need that is met is not told; one rank has nobody else to be wrong for."""
+    one = (*TINY[2:], "--ranks", 1, "--scenarios", "chunk", "--ways", "direct")
+    code, out, _ = tell("compose", *one, "--fault", "wrong-owner")
+    assert code == 3
+    assert "undecided, wrong-owner changed nothing in these steps: it needs cp is 2 or more;" in out
+
+
+def test_what_may_happen_is_equal(tell: Tell) -> None:
+    """A late rank is no fault: there is nothing to find."""
     asked = ("compose", "--scenarios", "chunk", "--ways", "direct", *TINY)
-    code, out, err = tell(*asked, "--fault", "address-key")
-    assert (code, "injected: address-key" in out) == (0, True)
-    assert err == (
-        "equivalence: address-key did not show in these steps: it needs a second step whose "
-        "batch has the same shapes and other contents\n"
+    code, out, err = tell(*asked, "--fault", "producer-delay,delay=0")
+    assert (code, err) == (0, "")
+    assert "all equal; 0 undecided; injected: producer-delay,delay=0" in out
+
+
+def test_all_may_be_said_of_kinds_and_among_names(tell: Tell) -> None:
+    """As of ways and scenarios."""
+    asked = ("compose", "--ways", "direct", "--layers", 1, "--scale", 64, "--transport", "threads")
+    some = (*asked, "--ranks", 2, "--kinds", "all", "--scenarios", "all,cold", "--json", "-")
+    code, out, err = tell(*some)
+    assert (code, err) == (0, "")
+    assert [cell["scenario"] for cell in json.loads(out)["cells"]] == list(steps.NAMES)
+
+
+def test_a_closed_stdout_is_our_failure() -> None:
+    """4, one sentence, and no rank is started for nobody."""
+    program = shlex.join([sys.executable, "-m", "equivalence", "compose", *JOINED, "--ranks", "2"])
+    done = subprocess.run(  # noqa: S602 - our own program, its output closed by a shell
+        f"{program} >&-", shell=True, capture_output=True, text=True, check=False, timeout=120
     )
-    assert tell(*asked, "--fault", "producer-delay,delay=0")[2] == ""
+    closed = "equivalence: stdout is closed: there is nowhere to print results\n"
+    assert (done.returncode, done.stderr) == (4, closed)
 
 
 def test_case_files_are_replayed_over_ranks(tell: Tell, tmp_path: Path) -> None:
@@ -171,6 +220,20 @@ def test_json_is_sorted_and_says_the_same_twice(tell: Tell, tmp_path: Path) -> N
         (("--json", "case.safetensors"), "--json case.safetensors: that name is a case's"),
         (("--ranks", "0"), "Invalid value for '--ranks': 0 is not in the range x>=1."),
         (("nowhere",), "nowhere"),
+        (("--device", "cuda:0"), "transport shm is memory of the CPU; device is cuda:0"),
+        (("--device", "foo"), "device is 'foo': it is cpu, cuda, or one as in cuda:0"),
+        (("--transport", "threads", "--device", "cuda"), "transport threads is memory of the CPU"),
+        (("--fault", "row-zero,rank=9"), "row-zero: rank is 9; rank is 0 to 7, turn 0 or more"),
+        (("--fault", "row-zero,rank=-1"), "fault row-zero: rank is -1; rank is 0 to the last"),
+        (("--fault", "row-zero,turn=-1"), "fault row-zero: turn is -1; "),
+        (("--fault", "producer-delay,delay=-1"), "fault producer-delay: delay is -1.0; "),
+        (("--fault", "producer-delay,delay=nan"), "fault producer-delay: delay is nan; "),
+        (("--fault", "producer-delay,delay=31"), "delay is 31.0; rank is 0 to 7, turn 0 or more, "),
+        (("--fault", "offset-wrap,wrap_bits=-3"), "wrap_bits is -3; rank is 0 to the last rank, "),
+        (("--fault", "offset-wrap,wrap_bits=200"), "0 to 86400 seconds, wrap_bits 0 to 63"),
+        (("--timeout", "1e30"), "Invalid value for '--timeout': 1e+30 is not in the range 0<x<="),
+        (("--timeout", "nan"), "timeout is nan: it is a number of seconds above 0"),
+        (("--seed", "99999999999999999999999"), "is not in the range 0<=x<=9223372036854775807."),
     ],
 )
 def test_what_cannot_be_is_refused(tell: Tell, asked: tuple[str, ...], sentence: str) -> None:
@@ -179,6 +242,17 @@ def test_what_cannot_be_is_refused(tell: Tell, asked: tuple[str, ...], sentence:
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("transport", ["cuda", "symmetric"])
+def test_a_transport_without_its_device_is_refused(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """Before any rank is started."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = tell("compose", "--transport", transport)
+    assert (code, out) == (2, "")
+    assert err == f"equivalence: transport {transport} needs a CUDA device; torch finds none\n"
 
 
 def test_options_that_contradict_case_files_are_refused(tell: Tell, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import json
 import resource
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from equivalence import generate, ops, poisons, saved, store
 from equivalence.case import Case
-from equivalence.compose import judging, weighing
+from equivalence.checks.composeknown import Pages, key_of, rows_in
+from equivalence.compose import judging, wanted, weighing
 from equivalence.drawn.compose import SHAPES
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.judge import assert_equivalent, check
@@ -22,6 +24,7 @@ from equivalence.paths.ipc.candidate import RanksFailed
 from equivalence.planted import compose as planted
 from equivalence.report import as_json, as_text
 from equivalence.verdict import Status, Verdict
+from refimpl import batch as batches
 from refimpl import compose
 
 MESSAGES = Path(__file__).parents[1] / "messages"
@@ -105,8 +108,9 @@ def test_a_planted_fault_has_its_rule_at_its_place(name: str) -> None:
 def test_other_bytes_of_the_same_meaning_are_equal() -> None:
     """Pages as u8 where pools are e4m3, and pages under other numbers."""
     case = generate.compose_pages(2, fp8=True)
-    outputs = {n: t.view(torch.uint8) for n, t in planted.right(case).items() if "pages" in n}
-    assert judging.judge(case, outputs).status is Status.EQUAL
+    right = planted.right(case)
+    outputs = {n: t.view(torch.uint8) for n, t in right.items() if "pages" in n}
+    assert judging.judge(case, right | outputs).status is Status.EQUAL
     plain = generate.compose_pages(2)
     turned = torch.cat([ints(0), 1 + torch.randperm(len(plain.inputs["owner"]) - 1).int()])
     back = torch.empty_like(turned).scatter_(0, turned.long(), torch.arange(len(turned)).int())
@@ -273,7 +277,7 @@ def test_a_kind_that_was_left_out_is_not_equal() -> None:
     verdict = check(case, lambda **call: one_process(**call)["token_pages"])
     assert (verdict.status, rules(verdict)) == (
         Status.UNDECIDED,
-        {("index_pages", "not-compared")},
+        {("index_pages", "not-compared"), ("row_locations", "not-compared")},
     )
 
 
@@ -598,6 +602,117 @@ def test_ranks_say_how_they_failed(said: str, rule: str) -> None:
     verdict = check(generate.compose_pages(0, kinds=["token"]), fails)
     assert rules(verdict) == {("candidate", rule)}
     assert verdict.status is Status.UNDECIDED
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_slots_are_found_without_composing_their_prefix(shape: str) -> None:
+    """Their digests are those of the whole reference, of both kinds and every layer."""
+    case = generate.compose_pages(6, shape=shape)
+    step, reference = wanted.of_case(case), weighing.reference(case)
+    for kind in step.kinds.values():
+        pages = Pages(step=step, kind=kind)
+        for layer in range(len(kind.pools)):
+            want: dict[bytes, list[int]] = {}
+            for slot, page in enumerate(rows_in(reference[f"{kind.name}_pages"][0, layer])):
+                if step.batch.slot_pages[slot] > batches.NOTHING:
+                    want.setdefault(key_of(page), []).append(slot)
+            assert pages.slots(layer) == want
+
+
+def test_wrong_pages_compose_each_layer_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them there are; a page of its own layer needs no other layer."""
+    composed: list[int] = []
+    whole = wanted.layer
+
+    def counted(step: wanted.Step, kind: wanted.Kind, number: int) -> Iterator[wanted.Piece]:
+        composed.append(number)
+        return whole(step, kind, number)
+
+    monkeypatch.setattr(wanted, "layer", counted)
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"])
+    outputs = planted.right(case)
+    random = torch.Generator().manual_seed(0)
+    pages = outputs["token_pages"]
+    outputs["token_pages"] = torch.randint(0, 256, pages.shape, generator=random).to(torch.uint8)
+    composed.clear()
+    verdict = judging.judge(case, outputs)
+    assert verdict.stages["token_pages"].counts["identical"] == 0
+    # The reference, its current pages, and its tokens while pages are read token by token.
+    assert sorted(composed) == [0, 0, 0, 1, 1, 1, 2, 2]
+    outputs = planted.right(case)
+    outputs["token_pages"][1, 1, 0] = outputs["token_pages"][1, 1, 1]
+    composed.clear()
+    assert "which slot 1 has" in readings(judging.judge(case, outputs))[0]
+    assert sorted(composed) == [0, 1, 1, 2]
+
+
+def test_many_wrong_pages_are_read_in_linear_time() -> None:
+    """Every one of 2,000 small pages on every rank takes seconds at most."""
+    case = wide(2000, width=8)
+    outputs = planted.right(case)
+    outputs["token_pages"] ^= 255
+    start = time.process_time()
+    verdict = judging.judge(case, outputs)
+    assert time.process_time() - start < 5
+    assert verdict.stages["token_pages"].rules == {"bits": 4000}
+
+
+def test_the_only_wrong_page_is_that_of_its_rank_and_layer() -> None:
+    """Ranks that hold the same bytes have readings of their own."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"])
+    now = batches.current_slots(wanted.of_case(case).batch).tolist()
+    outputs = planted.right(case)
+    outputs["token_pages"][0, 0, now] = 0
+    outputs["token_pages"][1, 0, now[0]] = 0
+    outputs["token_pages"][1, 1, now[1]] = 0
+    told = [
+        (found.place.split(" token ")[0], "the only wrong one" in found.reading)
+        for found in judging.judge(case, outputs).findings
+        if found.rule == "page-zero" and found.row == now[0]
+    ]
+    assert told == [("rank 0 layer 0", False), ("rank 1 layer 0", True)]
+
+
+def test_halves_are_blamed_for_current_pages_alone() -> None:
+    """A prefix page of another layer was never staged."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"])
+    for current in (False, True):
+        slot, outputs = planted.slot_of(case, current=current), planted.right(case)
+        outputs["token_pages"][0, 1, slot] = outputs["token_pages"][0, 2, slot]
+        found = judging.judge(case, outputs).findings[0]
+        told = "holds the next turn's page (layer 2): its half was reused at distance 1"
+        assert found.rule == "stale-round"
+        assert found.reading == (told if current else "holds the page of layer 2")
+
+
+def test_the_nearest_turn_is_told() -> None:
+    """Of several layers and steps that have the bytes; of two as near, the one before."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"])
+    slot = planted.slot_of(case, current=True)
+    token = (batches.row_locations(wanted.of_case(case).batch) // 4 == slot).nonzero()[:, 0]
+    rows, pools = (case.inputs[f"token_{name}"].clone() for name in ("rows", "pools"))
+    one = rows.new_tensor(range(1, 1 + rows.shape[-1]))
+
+    def told(same: list[int], at: int, earlier: list[int]) -> str:
+        now, before = (
+            with_inputs(case, token_rows=_filled(rows, layers), token_pools=pools)
+            for layers in (same, earlier)
+        )
+        outputs = planted.right(now)
+        outputs["token_pages"][0, at, slot] = planted.right(
+            with_inputs(case, token_rows=_filled(rows, [0]), token_pools=pools)
+        )["token_pages"][0, 0, slot]
+        return readings(judging.judge(now, outputs, earlier=[before]))[0]
+
+    def _filled(rows: Tensor, layers: list[int]) -> Tensor:
+        filled = rows.clone()
+        for layer in layers:
+            filled[layer, token] = one
+        return filled
+
+    assert "1 turn before (layer 1)" in told([0, 1], 2, [])
+    assert "1 turn before (layer 0)" in told([0, 2], 1, [])
+    assert "1 turn before (layer 2 of the step before)" in told([2], 0, [1, 2])
 
 
 def test_the_judge_takes_little_memory() -> None:

@@ -204,3 +204,31 @@ def test_reports_of_nothing_say_so() -> None:
     assert "nothing was composed; 0 undecided" in as_compose.summary(
         Matrix(ranks=2, transport="shm")
     )
+
+
+_MARKED = """
+import pytest
+
+@pytest.mark.ranks(2, 3)
+def test_two_numbers(ranks):
+    pass
+
+@pytest.mark.ranks(2, n=3)
+def test_a_number_and_a_name(ranks):
+    pass
+
+@pytest.mark.ranks([2])
+def test_a_list(ranks):
+    pass
+"""
+
+
+def test_a_marker_of_more_than_a_number_is_refused(pytester: pytest.Pytester) -> None:
+    """By the sentence that says what it takes."""
+    pytester.makepyfile(_MARKED)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(errors=3)
+    sentence = "*UsageError: the marker ranks takes one number, and timeout=, transport= and device"
+    result.stdout.fnmatch_lines([f"{sentence}=: it has (2, 3) and {{}}"])
+    result.stdout.fnmatch_lines([f"{sentence}=: it has (2,) and {{'n': 3}}"])
+    result.stdout.no_fnmatch_line("*TypeError*")

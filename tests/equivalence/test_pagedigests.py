@@ -113,3 +113,28 @@ def test_what_has_no_place_is_refused() -> None:
         digests.of_dense(dense[0].float(), batch)
     with pytest.raises(ValueError, match="no such place"):
         digests.of_pools(pools[:, :, :1], batch)
+    with pytest.raises(ValueError, match="is local page 0 of rank"):
+        digests.of_pools(pools, replace(batch, local_page=torch.zeros_like(batch.local_page)))
+
+
+@pytest.mark.parametrize("page", [0, -1])
+def test_a_request_has_a_page_in_every_slot(page: int) -> None:
+    """Slots that name none, and requests of more pages than slots, are refused."""
+    batch, pools, dense = step()
+    pages = batch.slot_pages.clone()
+    pages[1] = page
+    with pytest.raises(ValueError, match=rf"slot 1 of request 0 is page {page}: no page"):
+        digests.of_dense(dense, replace(batch, slot_pages=pages))
+    short = replace(batch, slot_pages=batch.slot_pages[:2])
+    with pytest.raises(ValueError, match=r"requests have \d+ pages; there are 2 slots"):
+        digests.of_dense(dense[:, :2], short)
+    with pytest.raises(ValueError, match=r"requests have \d+ pages; there are 2 slots"):
+        digests.of_pools(pools, short)
+
+
+def test_nothing_is_not_equal_to_nothing() -> None:
+    """Two sides without a page were not compared; one without is told."""
+    with pytest.raises(ValueError, match="nothing was compared"):
+        digests.compare({}, {})
+    lacks = Difference(request=0, position=0, one="a", two=None)
+    assert digests.compare({(0, 0): "a"}, {}) == (lacks,)

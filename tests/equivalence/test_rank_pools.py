@@ -92,7 +92,7 @@ def test_a_rank_that_failed_decides_nothing() -> None:
     raised = Outcome(rule="crash", message="ValueError: bad")
     with pytest.raises(Undecided, match=r"^rank 1 failed \(crash\): ValueError: bad$"):
         assert_ranks_identical([waited, raised])
-    with pytest.raises(UsageError, match="what Pool.run returns, not Tensor"):
+    with pytest.raises(UsageError, match=r"what Pool\.run returns, not Tensor"):
         assert_ranks_identical([torch.zeros(1)])  # type: ignore[list-item]
 
 

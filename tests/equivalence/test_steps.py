@@ -136,6 +136,7 @@ def test_the_same_seed_makes_the_same_bytes() -> None:
         ({"cp": 0}, "cp is 0: it is 1 or more"),
         ({"layers": 0}, "layers is 0: it is 1 or more"),
         ({"seed": -1}, "seed is -1: it is 0 or more"),
+        ({"seed": 2**63}, "seed is 9223372036854775808: it is 0 to 9223372036854775807"),
         ({"kinds": ()}, "kinds are none: token or index, or both"),
         ({"kinds": ("page",)}, "kinds are page: token or index, or both"),
         ({"kinds": ("token", "token")}, "kinds are token, token: token or index, or both"),

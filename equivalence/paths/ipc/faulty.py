@@ -11,7 +11,7 @@ from equivalence.paths.ipc.plan import PLANS
 from refimpl import batch as batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -48,6 +48,9 @@ class Fault:
 
 FAULTS = known.FAULTS
 """Every fault by name."""
+
+_MOST_BITS = 63
+_MOST_DELAY_S = 86400
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,7 +100,8 @@ def parse(text: str) -> Fault:
     """A fault from NAME,KEY=VALUE,...: the keys are the fields of `Fault`.
 
     Raises:
-        UsageError: there is none of that name, no such key, or a value is no number.
+        UsageError: there is none of that name, no such key, or a value is no number or one that
+            nothing has.
     """
     name, *settings = text.split(",")
     if name not in FAULTS:
@@ -113,7 +117,36 @@ def parse(text: str) -> Fault:
             values[key] = kinds[key](value)
         except ValueError:
             raise UsageError(f"fault {text}: {key} is {value!r}, no number") from None
-    return Fault(name=name, **values)
+    fault = Fault(name=name, **values)
+    check(fault)
+    return fault
+
+
+def check(fault: Fault, *, ranks: int | None = None, timeout: float = _MOST_DELAY_S) -> None:
+    """Refuse numbers that no fault has.
+
+    Args:
+        fault: any.
+        ranks: how many there are, where that is known.
+        timeout: seconds of silence after which a rank is given up.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+    last = "the last rank" if ranks is None else str(ranks - 1)
+    rank = 0 if fault.rank is None else fault.rank
+    inside = {
+        "rank": rank >= 0 and (ranks is None or rank < ranks),
+        "turn": fault.turn >= 0,
+        "delay": 0 <= fault.delay <= timeout,
+        "wrap_bits": 0 <= fault.wrap_bits <= _MOST_BITS,
+    }
+    wrong = [f"{name} is {getattr(fault, name)}" for name, fits in inside.items() if not fits]
+    if wrong:
+        raise UsageError(
+            f"fault {fault.name}: {', '.join(wrong)}; rank is 0 to {last}, turn 0 or more, "
+            f"delay 0 to {timeout:g} seconds, wrap_bits 0 to {_MOST_BITS}"
+        )
 
 
 def read(given: Mapping[str, Any], *, way: str) -> Fault:
@@ -131,11 +164,22 @@ def read(given: Mapping[str, Any], *, way: str) -> Fault:
     places = FAULTS[fault.name].ways
     if way not in places:
         raise UsageError(f"{fault.name} has no place in {way}: it is one of {', '.join(places)}")
+    check(fault)
     return fault
 
 
-def lacking(fault: Fault, *, batch: Batch, kinds: int, layers: int) -> list[str]:
-    """What a step lacks for a fault to show, of `NEEDS`; two turns and values are not looked at."""
+def lacking(
+    fault: Fault, *, batch: Batch, kinds: int, layers: int, earlier: Sequence[Batch] = ()
+) -> list[str]:
+    """What a step lacks for a fault to show, of `NEEDS`; values are not looked at.
+
+    Args:
+        fault: any.
+        batch: of the step.
+        kinds: how many.
+        layers: of every kind.
+        earlier: batches of the steps before it.
+    """
     now = batches.current_slots(batch)
     writers = batches.page_writers(batch)
     slots = batches.row_locations(batch).long() // batch.page_size
@@ -148,8 +192,47 @@ def lacking(fault: Fault, *, batch: Batch, kinds: int, layers: int) -> list[str]
         "shared page": len(slots) > 0 and int(slots.bincount().max()) > 1,
         "one kind": kinds == 1,
         "two rounds": layers > 1,
+        "two turns": any(_alike(other, batch) for other in earlier),
     }
     return [need for need in FAULTS[fault.name].needs if not has.get(need, True)]
+
+
+def unmet(fault: Fault, lacks: Sequence[Sequence[str]]) -> str:
+    """Why a fault changed nothing, in words.
+
+    Args:
+        fault: that was injected.
+        lacks: what each step lacked, as `lacking` tells.
+    """
+    needs = min(map(list, lacks), key=len, default=[])
+    told = [known.NEEDS[need] for need in needs]
+    if not needs and fault.turn:
+        told = [f"a step that comes to round {fault.turn}"]
+    elif not needs and fault.wrap_bits:
+        told = [f"a prefix page at byte 2**{fault.wrap_bits - 1} of its pool or after it"]
+    elif not needs and "values" in FAULTS[fault.name].needs:
+        told = [known.NEEDS["values"]]
+    return f"it needs {'; '.join(told)}" if told else "the bytes of these steps hide it"
+
+
+def _alike(one: Batch, other: Batch) -> bool:
+    """Whether two batches have the same shapes and another plan."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in batches.TENSORS]
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    return not all(a.equal(b) for a, b in zip(_planned(one), _planned(other), strict=True))
+
+
+def _planned(batch: Batch) -> list[Tensor]:
+    """What shows of a plan: lengths, and where prefix pages are. Any writer may write a page."""
+    pages = batch.slot_pages.long().clamp(min=0)
+    pages[batches.current_slots(batch)] = 0
+    return [
+        batch.prefix_lens,
+        batch.extend_lens,
+        batch.owner[pages],
+        batch.local_page[pages],
+    ]
 
 
 def _placed(fault: Fault, ranks: int, batch: Batch | None) -> Fault:

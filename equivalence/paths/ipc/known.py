@@ -56,7 +56,9 @@ NEEDS: Mapping[str, str] = {
     "shared page": "a page with two or more new tokens",
     "one kind": "one kind: a barrier of another one hides it",
     "two rounds": "two layers",
-    "two turns": "a second step whose batch has the same shapes and other contents",
+    "two turns": (
+        "a second step whose batch has the same shapes and other prefix pages or lengths"
+    ),
     "values": "a byte 0x80 or 0xff in it",
 }
 """What a fault may need to show."""

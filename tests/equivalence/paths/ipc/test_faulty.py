@@ -160,6 +160,7 @@ def test_an_offset_wraps_where_it_is_told_to(bits: int) -> None:
         ({"name": "row-zero", "rang": 1}, "direct", "rang"),
         ({"rank": 1}, "direct", "name"),
         ({"name": "slow-reader", "rank": 3}, "direct", "rank 3: there are 3"),
+        ({"name": "slow-reader", "delay": -1}, "direct", "slow-reader: delay is -1; rank is 0 to"),
     ],
 )
 def test_a_fault_that_is_none_is_refused(fault: dict[str, Any], way: str, says: str) -> None:
@@ -183,8 +184,27 @@ def test_what_a_fault_needs_is_told() -> None:
         name: faulty.lacking(Fault(name=name), batch=bare, kinds=2, layers=1) for name in FAULTS
     }
     for name, told in FAULTS.items():
-        assert lacks[name] == [n for n in told.needs if n not in ("two turns", "values")]
+        assert lacks[name] == [need for need in told.needs if need != "values"]
         fit = fitting(name)
-        assert (
-            faulty.lacking(Fault(name=name), batch=fit.batch, kinds=len(fit.kinds), layers=4) == []
-        )
+        given: dict[str, Any] = {"batch": fit.batch, "kinds": len(fit.kinds), "layers": 4}
+        assert faulty.lacking(Fault(name=name), earlier=[ANOTHER.batch], **given) == []
+        again = faulty.lacking(Fault(name=name), earlier=[fit.batch], **given)
+        assert again == [need for need in told.needs if need == "two turns"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "lacks", "why"),
+    [
+        (Fault(name="row-zero"), [["two ranks", "current"], ["current"]], "a slot that is written"),
+        (Fault(name="killed-after", turn=7), [[]], "a step that comes to round 7"),
+        (Fault(name="added-by-value"), [[]], "a byte 0x80 or 0xff in it"),
+    ],
+)
+def test_the_need_that_is_missing_is_told(fault: Fault, lacks: list[list[str]], why: str) -> None:
+    """Of the step that lacks least."""
+    assert faulty.unmet(fault, lacks) == f"it needs {why}"
+
+
+def test_a_fault_that_lacks_nothing_is_hidden_by_bytes() -> None:
+    """Another page may hold the same ones."""
+    assert faulty.unmet(Fault(name="wrong-owner"), [[]]) == "the bytes of these steps hide it"
