@@ -14,7 +14,7 @@ from torch import Tensor
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import joined as others
-from equivalence.world import launch, meeting, member
+from equivalence.world import launch, meeting, member, silence
 from equivalence.world import transport as transports
 
 TIMEOUT = 30.0
@@ -119,7 +119,8 @@ def joined(
 
     Args:
         transport: what carries their bytes: "shm", "cuda" or "symmetric".
-        timeout: seconds that a rank may be silent or keep others waiting.
+        timeout: seconds that a rank may be silent or keep others waiting within a run; between
+            two runs one of them may do something alone for half an hour.
         device: where exported memory is; the transport's own choice when None.
 
     Raises:
@@ -127,7 +128,7 @@ def joined(
     """
     limit = seconds(timeout)
     name = transports.known(transport)
-    store, rank, ranks = meeting.store(environ, timeout=limit)
+    store, rank, ranks = meeting.store(environ, timeout=max(limit, silence.START))
     member = meeting.Member(
         rank=rank,
         ranks=ranks,
@@ -148,7 +149,7 @@ def joined(
     try:
         yield pool
     finally:
-        others.close(member)
+        others.leave(member)
 
 
 @contextmanager

@@ -27,6 +27,8 @@ class Outcome:
         mutated: inputs whose bytes the call changed.
         memory: what the call held; None where it failed.
         paths: the kernels that said they ran.
+        rank: of ranks, the one that failed: this one, or the one for which it was ended; None
+            where no single rank did.
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Outcome:
     mutated: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Memory | None = None
     paths: tuple[receipt.Receipt, ...] = ()
+    rank: int | None = None
 
 
 class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch asks for a subclass
@@ -98,10 +101,10 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
         except KeyboardInterrupt:
             raise
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-            return Outcome(rule="out-of-memory", message=_first_line(error))
+            return Outcome(rule="out-of-memory", message=first_line(error))
         # Whatever a candidate raises is its outcome: sys.exit(0) too, or it would end the run well.
         except BaseException as error:  # noqa: BLE001 - for that reason
-            message = f"{type(error).__name__}: {_first_line(error)}{_where(error)}"
+            message = f"{type(error).__name__}: {first_line(error)}{where(error)}"
             return Outcome(rule=_rule(error), message=message)
         finally:
             # The reference needs subnormals, whatever the candidate did to the processor.
@@ -116,7 +119,7 @@ def run(candidate: Candidate, case: Case, *, poison: int = 0) -> Outcome:
         taken = meter.of(held, meter.fresh(tensors))
         return replace(named, memory=taken, paths=tuple(left))
     except Exception as error:  # noqa: BLE001 - the result is the candidate's own object
-        message = f"its result cannot be read: {type(error).__name__}: {_first_line(error)}"
+        message = f"its result cannot be read: {type(error).__name__}: {first_line(error)}"
         return Outcome(rule="not-compared", message=message, mutated=mutated)
 
 
@@ -181,14 +184,20 @@ def _rule(error: BaseException) -> str:
     return said if isinstance(said, str) and said in _FAILED else "crash"
 
 
-def _where(error: BaseException) -> str:
-    """The innermost line of the traceback that is not of torch or of this package."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+def where(error: BaseException, *, within: Path = Path(__file__).parent) -> str:
+    """The innermost line of the traceback that is not of torch or of a package, or "".
+
+    Args:
+        error: as it was raised.
+        within: the folder of the package whose lines tell a user nothing.
+    """
+    own = (str(Path(torch.__file__).parent), str(within))
     frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(own)]
     return plain.line(f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})") if frames else ""
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, fit to print."""
     try:
         text = str(error).strip()
     except Exception:  # noqa: BLE001 - the candidate's own exception may do anything

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from equivalence.world.transport import Released, World
 
@@ -24,6 +24,8 @@ class Together:
         self._rounds = [0] * ranks
         self._told: dict[tuple[int, int], Any] = {}
         self.ended = threading.Event()
+        self.store = HashStore()
+        self.ends: list[Callable[[bool], None]] = []
 
     def exchange(self, rank: int, value: Any) -> list[Any]:  # noqa: ANN401 - what ranks say
         """Every rank's value of this round."""
@@ -54,9 +56,6 @@ def world(together: Together, rank: int, ranks: int, *, device: str | None = Non
         parts = together.exchange(rank, tensor.clone())
         tensor.copy_(torch.stack(parts).sum(0, dtype=tensor.dtype))
 
-    def group() -> dist.ProcessGroup:
-        raise AssertionError("there is no process group of threads")
-
     return World(
         rank=rank,
         ranks=ranks,
@@ -68,7 +67,8 @@ def world(together: Together, rank: int, ranks: int, *, device: str | None = Non
         barrier=lambda: None,
         all_reduce=all_reduce,
         agree=lambda number: min(together.exchange(rank, number)),
-        group=group,
+        store=lambda name: PrefixStore(name, together.store),
+        at_end=together.ends.append,
     )
 
 

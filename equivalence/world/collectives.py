@@ -1,4 +1,7 @@
-"""Collectives of ranks in host memory: gloo over the loopback interface, and no network.
+"""Collectives of ranks in host memory, by gloo.
+
+Ranks of a pool reach each other over the loopback interface; ranks that torchrun started do so over
+the interface that the user named, or the loopback where none was named.
 
 Ranks first come together in the control memory, where a missing one is seen and named; gloo then
 has all of them.
@@ -22,7 +25,8 @@ class Collectives:
     """What one rank does together with all others.
 
     Attributes:
-        store: through which gloo's ranks find each other; asked for at the first collective.
+        store: (name) -> through which gloo's ranks find each other; asked for at the first
+            collective.
         rank: this one.
         ranks: how many there are.
         timeout: seconds.
@@ -31,20 +35,13 @@ class Collectives:
         made: the gloo group, once there is one.
     """
 
-    store: Callable[[], Store]
+    store: Callable[[str], Store]
     rank: int
     ranks: int
     timeout: float
     meet: Callable[[], None]
     leave: Callable[[], None]
     made: list[dist.ProcessGroup] = field(default_factory=list)
-
-    def group(self) -> dist.ProcessGroup:
-        """The gloo group; every rank asks for it."""
-        self.meet()
-        found = self._connected()
-        self.leave()
-        return found
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add up over ranks, in place; bytes (u8, e4m3) as u8."""
@@ -90,7 +87,7 @@ class Collectives:
                 return self.made[0]
             dist.init_process_group(
                 "gloo",
-                store=self.store(),
+                store=self.store("gloo"),
                 rank=self.rank,
                 world_size=self.ranks,
                 timeout=limit,

@@ -142,7 +142,8 @@ def wait(
     *,
     timeout: float,
     ready: Callable[[], bool],
-    accuse: Callable[[], str] = str,
+    accuse: Callable[[], Silent] = Silent,
+    doubt: Callable[[], Exception | None] = lambda: None,
 ) -> None:
     """Wait in the place where this rank arrived.
 
@@ -150,7 +151,8 @@ def wait(
         control: of the world.
         timeout: seconds.
         ready: whether the wait is over.
-        accuse: the sentence where it lasts too long.
+        accuse: what to raise where it lasts too long.
+        doubt: what to raise where the wait is in vain already, or None.
 
     Raises:
         Released: the world has ended.
@@ -158,15 +160,21 @@ def wait(
     """
     deadline = time.monotonic() + timeout
     looks, pause = 0, _SHORTEST
-    while not ready():
+    while True:
+        # Asked first: who is gone by then has told all that it ever tells.
+        vain = doubt() if pause == _LONGEST else None
+        if ready():
+            break
         if has_ended(control):
             raise Released
+        if vain is not None:
+            raise vain
         looks += 1
         if looks < _YIELDS:
             os.sched_yield()
             continue
         if time.monotonic() > deadline:
-            raise Silent(accuse())
+            raise accuse()
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
     _fence()

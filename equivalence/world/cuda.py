@@ -6,12 +6,12 @@ Ranks take the devices in turn, or all the one that was asked for.
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from equivalence.errors import UsageError
-from equivalence.world import devices, driver
+from equivalence.world import devices, driver, exports
 from equivalence.world.link import Link
 from equivalence.world.transport import World
 
@@ -28,7 +28,6 @@ def link(world: World) -> Link:
         RuntimeError: a rank cannot open another's memory.
     """
     device, names = devices.enter(world, transport="cuda")
-    memory = Memory(world=world, device=device)
     if devices.apart(names) and world.ranks > 1:
         all_reduce = devices.by_nccl(devices.nccl(world, device))
     else:
@@ -38,8 +37,9 @@ def link(world: World) -> Link:
         ranks=world.ranks,
         device=device,
         transport="cuda",
-        export=memory.export,
-        barrier=Barrier(world, memory.export("flags", (2, world.ranks * _CELL))),
+        export=_table(world, device),
+        # Another table than the functions' own: they may export "flags" too.
+        barrier=Barrier(world, _table(world, device)("flags", (2, world.ranks * _CELL))),
         all_reduce=all_reduce,
         agree=world.agree,
     )
@@ -114,46 +114,31 @@ class Memory:
     Attributes:
         world: of this rank.
         device: of this rank.
-        held: by name, the shape and the tensors by rank.
+        used: by name, the bytes and the addresses by rank.
         spare: by bytes, addresses by rank of memory whose name has another shape by now.
     """
 
     world: World
     device: torch.device
-    held: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Tensor, ...]]] = field(
-        default_factory=dict
-    )
+    used: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     spare: dict[int, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
 
-    def export(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """As `Link.export`.
+    def make(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Zeros of every rank, in memory that no name uses any more or in fresh memory.
 
         Raises:
-            UsageError: ranks export other shapes under this name.
             RuntimeError: a rank has no room, or cannot open another's memory; all say so.
         """
-        shape = tuple(shape)
-        if name in self.held and self.held[name][0] == shape:
-            return self.held[name][2]
-        if name in self.held:
-            before, addresses, _ = self.held.pop(name)
-            self.spare[_room(before)].append(addresses)
-        # What is used again may still be read: everybody's work is done before zeros go there.
-        torch.cuda.synchronize(self.device)
-        said = self.world.share(f"export {name}", {"shape": list(shape)})
-        for rank, told in enumerate(said):
-            if told["shape"] != list(shape):
-                raise UsageError(
-                    f"rank {self.world.rank} exports {name!r} as {list(shape)}, "
-                    f"rank {rank} as {told['shape']}: every rank gives the same shape"
-                )
+        if name in self.used:
+            before, addresses = self.used.pop(name)
+            self.spare[before].append(addresses)
         room = _room(shape)
         addresses = self.spare[room].pop() if self.spare[room] else self._fresh(name, room)
+        self.used[name] = (room, addresses)
         tensors = tuple(driver.at(each, shape, self.device) for each in addresses)
         tensors[self.world.rank].zero_()
         torch.cuda.synchronize(self.device)
         self.world.share(f"zeros {name}", {})
-        self.held[name] = (shape, addresses, tensors)
         return tensors
 
     def _fresh(self, name: str, room: int) -> tuple[int, ...]:
@@ -182,6 +167,13 @@ class Memory:
             if each["why"]:
                 raise RuntimeError(f"rank {rank} on {each['why']}")
         return said
+
+
+def _table(world: World, device: torch.device) -> exports.Export:
+    """Exports of one rank by names of their own."""
+    # What is used again may still be read: everybody's work is done before zeros go there.
+    settle = partial(torch.cuda.synchronize, device)
+    return exports.table(world, Memory(world=world, device=device).make, settle=settle)
 
 
 def _room(shape: tuple[int, ...]) -> int:

@@ -1,17 +1,16 @@
 """Which device a rank is on, when its work is done, and sums over ranks of device memory."""
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # it has it
+from torch.distributed import distributed_c10d
 
 from equivalence.errors import UsageError
-from equivalence.world import segment
 from equivalence.world.transport import World
 
 if TYPE_CHECKING:
@@ -103,11 +102,15 @@ def nccl(world: World, device: torch.device) -> "ProcessGroup":
     if dist.is_initialized():
         group = dist.new_group(backend="nccl", timeout=limit)
     else:
-        # The store's file keeps its name while the world lasts: groups made later use it too.
         dist.init_process_group(
-            "nccl", store=_store(world), rank=world.rank, world_size=world.ranks, timeout=limit
+            "nccl",
+            store=world.store("nccl"),
+            rank=world.rank,
+            world_size=world.ranks,
+            timeout=limit,
         )
         group = dist.group.WORLD
+    world.at_end(partial(_leave, group))
     probe = torch.ones(1, dtype=torch.uint8, device=device)
     dist.all_reduce(probe, group=group)
     if int(probe) != world.ranks % 256:
@@ -115,10 +118,9 @@ def nccl(world: World, device: torch.device) -> "ProcessGroup":
     return group  # type: ignore[no-any-return]  # this rank is in it
 
 
-def _store(world: World) -> FileStore:
-    """A store in a file of this user alone, whose name goes with the world's other names."""
-    path = segment.FOLDER / f"{world.tag}-nccl"
-    if world.rank == 0:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o600))
-    world.share("nccl store", {})
-    return FileStore(str(path), world.ranks)
+def _leave(group: "ProcessGroup", failed: bool) -> None:  # noqa: FBT001 - as World.at_end
+    """End a group: at once where ranks failed, since its work may wait for one that is gone."""
+    if failed:
+        distributed_c10d._abort_process_group(group)  # noqa: SLF001 - nothing public aborts one
+    else:
+        dist.destroy_process_group(group)

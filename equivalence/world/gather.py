@@ -27,14 +27,14 @@ class Found:
         reports: by rank, in the order they came.
         memory: the outputs' memory by rank, a descriptor each.
         dead: ranks whose process ended, with where they were.
-        silent: the rank that kept others waiting, and the sentence for it.
+        silent: the rank that kept others waiting, if it was one, and the sentence for it.
         refused: why ranks could not be given this function, or "".
     """
 
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
-    silent: tuple[int, str] | None = None
+    silent: tuple[int | None, str] | None = None
     refused: str = ""
 
     @property
@@ -53,6 +53,18 @@ def collect(links: Sequence[socket.socket], control: Control, *, timeout: float)
         timeout: seconds that a rank may be silent.
     """
     found = Found()
+    try:
+        _collect(found, links, control, timeout=timeout)
+    except BaseException:
+        discard(found)
+        raise
+    return found
+
+
+def _collect(
+    found: Found, links: Sequence[socket.socket], control: Control, *, timeout: float
+) -> None:
+    """Hear ranks, as `collect` says, and keep what they tell."""
     waiting: dict[int, dict[str, Any]] = {}
     started: set[int] = set()
     starts = 0
@@ -72,7 +84,7 @@ def collect(links: Sequence[socket.socket], control: Control, *, timeout: float)
                 else:
                     _keep(found, rank, heard[0]["report"], heard[1])
             if found.dead or found.refused:
-                return found
+                return
             if len(started) == len(links) or found.failed:
                 starts += 1
                 _begin(links, control, started, found)
@@ -80,8 +92,13 @@ def collect(links: Sequence[socket.socket], control: Control, *, timeout: float)
             limit = timeout if starts >= _STARTS else max(timeout, silence.START)
             found.silent = silence.found(control, timeout=limit)
             if found.silent is not None:
-                break
-    return found
+                return
+
+
+def discard(found: Found) -> None:
+    """Close what ranks handed over, where nobody reads it."""
+    while found.memory:
+        os.close(found.memory.popitem()[1])
 
 
 def outcomes(found: Found, statuses: Mapping[int, int], ranks: int) -> list[Outcome]:
@@ -93,57 +110,67 @@ def outcomes(found: Found, statuses: Mapping[int, int], ranks: int) -> list[Outc
         ranks: how many there are.
     """
     if found.dead or found.silent:
-        for handle in found.memory.values():
-            os.close(handle)
-        rule, message = _end_of_all(found, statuses, ranks)
-        return [Outcome(rule=rule, message=message)] * ranks
-    return [
-        outcome(found.reports[rank], found.memory.get(rank), first=first(found.reports))
-        for rank in range(ranks)
-    ]
+        discard(found)
+        return [_end_of_all(found, statuses, ranks)] * ranks
+    blamed = first(found.reports)
+    try:
+        return [
+            outcome(rank, found.reports[rank], found.memory.pop(rank, None), first=blamed)
+            for rank in range(ranks)
+        ]
+    finally:
+        discard(found)
 
 
-def first(reports: Mapping[int, Mapping[str, Any]]) -> str:
-    """The sentence about the rank that failed first by itself, or ""."""
+def first(reports: Mapping[int, Mapping[str, Any]]) -> tuple[int | None, str]:
+    """The rank that failed first by itself and the sentence about it, or None and ""."""
     for rank, report in reports.items():
         if "rule" in report and "released" not in report:
             verbs = {"crash": f"rank {rank} raised ", "timeout": ""}
-            return verbs.get(report["rule"], f"rank {rank} failed: ") + str(report["message"])
-    return ""
+            verb = verbs.get(report["rule"], f"rank {rank} failed: ")
+            return rank, verb + str(report["message"])
+    return None, ""
 
 
-def outcome(report: Mapping[str, Any], handle: int | None, *, first: str) -> Outcome:
+def outcome(
+    rank: int, report: Mapping[str, Any], handle: int | None, *, first: tuple[int | None, str]
+) -> Outcome:
     """The outcome that a rank reported.
 
     Args:
+        rank: its number.
         report: as the rank's call gave it.
         handle: of its outputs' memory; closed here.
-        first: the sentence about the rank that failed first.
+        first: the rank that failed first, and the sentence about it.
     """
     if "released" in report:
-        message = f"{first or 'another rank failed'}; this rank waited {report['where']}"
-        return Outcome(rule=report["rule"], message=message)
+        message = f"{first[1] or 'another rank failed'}; this rank waited {report['where']}"
+        return Outcome(rule=report["rule"], message=message, rank=first[0])
     if "rule" in report:
-        return Outcome(rule=report["rule"], message=report["message"])
+        return Outcome(
+            rule=report["rule"], message=report["message"], rank=report.get("rank", rank)
+        )
     paths = tuple(Receipt(**{**path, "rows": tuple(path["rows"])}) for path in report["paths"])
     return Outcome(outputs=parcel.unpack(report["layout"], handle), paths=paths)
 
 
-def _end_of_all(found: Found, statuses: Mapping[int, int], ranks: int) -> tuple[str, str]:
-    """The rule and the one sentence where ranks died or were silent."""
+def _end_of_all(found: Found, statuses: Mapping[int, int], ranks: int) -> Outcome:
+    """The outcome of every rank where some died or were silent."""
     if not found.dead:
         assert found.silent is not None  # noqa: S101 - one of both has ended the run
-        return "timeout", found.silent[1]
+        return Outcome(rule="timeout", message=found.silent[1], rank=found.silent[0])
     told = [
         f"rank {rank} {silence.died(statuses[rank])} {place}"
         for rank, place in sorted(found.dead.items())
         if rank in statuses
     ]
     if not told:
-        return "crash", "the process that started the ranks has died, and all of them with it"
+        message = "the process that started the ranks has died, and all of them with it"
+        return Outcome(rule="crash", message=message)
     others = [rank for rank in range(ranks) if rank not in found.dead]
     rest = f"; {silence.named(others)} {'was' if len(others) == 1 else 'were'} ended"
-    return "crash", f"{', '.join(told)}{rest if others else ''}"
+    message = f"{', '.join(told)}{rest if others else ''}"
+    return Outcome(rule="crash", message=message, rank=min(set(found.dead) & set(statuses)))
 
 
 def _keep(found: Found, rank: int, report: dict[str, Any], handles: Sequence[int]) -> None:
@@ -151,6 +178,8 @@ def _keep(found: Found, rank: int, report: dict[str, Any], handles: Sequence[int
     if "usage" in report:
         found.refused = found.refused or report["message"]
     found.reports[rank] = report
+    for handle in handles[1:]:
+        os.close(handle)
     if handles:
         found.memory[rank] = handles[0]
 

@@ -8,20 +8,20 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
-from equivalence.world import call, gather, meeting, naming, parcel, segment, silence
+from equivalence.world import call, gather, meeting, naming, parcel, peers, segment, silence
 from equivalence.world import control as cells
-from equivalence.world.transport import Released, Silent
+from equivalence.world.transport import Gone, Released, Silent
 
-_PATIENCE = timedelta(hours=6)
 _PAUSE = 0.002
 _MARGIN = 0.5
+_FAREWELL = 5.0
 
 
 def run(
@@ -42,44 +42,87 @@ def run(
     if member.lost is not None:
         return [member.lost] * member.ranks
     try:
-        # To start takes longer than a barrier may.
-        member.timeout = max(timeout, silence.START)
-        shared = member.shared = member.shared or meeting.world(member)
-        member.timeout = timeout
-        cells.begin(shared.control, member.rank)
-        cells.running(shared.control, member.rank)
-        _same(shared, {"function": name, "settings": told})
-        own = {key: tensor.detach().cpu().clone() for key, tensor in inputs.items()}
-        report, handle = call.run(
-            function, shared.link, inputs=own, settings=told, tag=shared.place.tag, named=True
-        )
-        if handle is not None:
-            os.close(handle)
-        return _outcomes(member, shared, report)
-    except (Silent, Released, MemoryError) as error:
-        rule = "out-of-memory" if isinstance(error, MemoryError) else "timeout"
-        member.lost = Outcome(rule=rule, message=str(error) or "another rank has left")
-        close(member)
+        with meeting.answered():
+            shared = _begun(member, {"function": name, "settings": told}, timeout=timeout)
+            own = {key: tensor.detach().cpu().clone() for key, tensor in inputs.items()}
+            report, handle = call.run(
+                function, shared.link, inputs=own, settings=told, tag=shared.place.tag, named=True
+            )
+            if handle is not None:
+                os.close(handle)
+            return _outcomes(member, shared, report)
+    # A world that cannot be made, and ranks that do not come: all is lost.
+    except (RuntimeError, MemoryError) as error:
+        member.lost = _lost(error)
+        close(member, failed=True)
         return [member.lost] * member.ranks
 
 
 def tell(member: meeting.Member, value: int) -> int:
-    """The value of rank 0, on every rank."""
+    """The value of rank 0, on every rank.
+
+    Raises:
+        Gone: rank 0 has ended without telling one.
+        Silent: it does not tell one for half an hour.
+    """
     key = f"equivalence/tell/{next(member.serial)}"
-    if not member.rank:
-        member.store.set(key, str(value))
-        return value
-    member.store.wait([key], _PATIENCE)
-    return int(member.store.get(key))
+    with meeting.answered():
+        if not member.rank:
+            member.store.set(key, str(value))
+            return value
+        meeting.wait_for(member, member.store, {0: key}, limit=meeting.PATIENCE)
+        return int(member.store.get(key))
 
 
-def close(member: meeting.Member) -> None:
-    """Leave the world."""
+def close(member: meeting.Member, *, failed: bool = False) -> None:
+    """Leave the world, if there is one.
+
+    Args:
+        member: this one.
+        failed: whether ranks failed: then nobody waits for what they had begun.
+    """
     shared, member.shared = member.shared, None
     if shared is not None:
         cells.end(shared.control)
-        shared.close()
+        shared.close(failed)
         segment.sweep(shared.place.tag)
+
+
+def leave(member: meeting.Member) -> None:
+    """Leave the ranks for good; rank 0 last, since it may be home to their store."""
+    close(member)
+    keys = {rank: f"equivalence/left/{rank}" for rank in range(member.ranks)}
+    with suppress(Gone, Silent), meeting.answered():
+        member.store.set(keys[member.rank], "")
+        if not member.rank:
+            meeting.wait_for(member, member.store, keys, limit=_FAREWELL)
+    peers.leave(member.watched)
+
+
+def _begun(member: meeting.Member, told: dict[str, Any], *, timeout: float) -> meeting.Shared:
+    """The world of a run that every rank has come to.
+
+    Raises:
+        UsageError: one runs something else.
+    """
+    # To start takes longer than a barrier may.
+    member.timeout = max(timeout, silence.START)
+    shared = member.shared = member.shared or meeting.world(member)
+    cells.begin(shared.control, member.rank)
+    cells.running(shared.control, member.rank)
+    # One rank may have judged alone what the last run gave.
+    member.timeout = meeting.PATIENCE
+    _same(shared, told)
+    member.timeout = timeout
+    return shared
+
+
+def _lost(error: Exception) -> Outcome:
+    """The outcome of this run and of all later ones."""
+    if isinstance(error, Released):
+        return Outcome(rule="timeout", message="another rank has left")
+    report = call.failure(error)
+    return Outcome(rule=report["rule"], message=report["message"], rank=report.get("rank"))
 
 
 def _same(shared: meeting.Shared, told: dict[str, Any]) -> None:
@@ -103,6 +146,7 @@ def _outcomes(
 
     Raises:
         Silent: a rank does not tell its own.
+        Gone: it has ended before.
     """
     control, rank = shared.control, member.rank
     layout = report.get("layout", {})
@@ -115,15 +159,21 @@ def _outcomes(
     try:
         shared.store.set(f"report/{turn}/{rank}", json.dumps(report))
         while len(reports) < member.ranks:
+            # Asked first: who is gone by then has told all that it ever tells.
+            gone = peers.ended(member.watched)
             for each in set(range(member.ranks)) - set(reports):
                 if shared.store.check([f"report/{turn}/{each}"]):
                     reports[each] = json.loads(shared.store.get(f"report/{turn}/{each}"))
+            lost = set(gone) - set(reports)
+            if lost and "released" in report:
+                raise Released
+            meeting.absent(lost)
             # Whoever waits in vain says so itself, a moment before.
             limit = member.timeout + _MARGIN
             accused = silence.found(control, timeout=limit, ended=False)
             if accused is not None:
                 own = report["message"] if report.get("rule") == "timeout" else ""
-                raise Silent(own or accused[1])
+                raise Silent(own or accused[1], rank=accused[0])
             time.sleep(_PAUSE)
         outcomes = _told(member, reports)
         shared.store.set(f"taken/{turn}/{rank}", "")
@@ -133,14 +183,15 @@ def _outcomes(
     finally:
         parcel.discard(layout)
     if any("rule" in each for each in reports.values()):
-        close(member)
+        close(member, failed=True)
     return outcomes
 
 
 def _told(member: meeting.Member, reports: Mapping[int, Mapping[str, Any]]) -> list[Outcome]:
     """The outcomes that ranks reported; one that waited in vain speaks for all."""
-    away = [each["message"] for each in reports.values() if each.get("rule") == "timeout"]
+    away = [each for each in reports.values() if each.get("rule") == "timeout"]
     if away:
-        return [Outcome(rule="timeout", message=away[0])] * member.ranks
+        lost = Outcome(rule="timeout", message=away[0]["message"], rank=away[0]["rank"])
+        return [lost] * member.ranks
     first = gather.first(dict(sorted(reports.items())))
-    return [gather.outcome(reports[rank], None, first=first) for rank in range(member.ranks)]
+    return [gather.outcome(rank, reports[rank], None, first=first) for rank in range(member.ranks)]

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
-from equivalence.world import gather, naming, parcel, segment, traces, wire
+from equivalence.world import gather, naming, parcel, segment, wire
 from equivalence.world.control import Control
 from equivalence.world.side import Place
 
@@ -45,7 +45,6 @@ class Living:
     place: Place
     control: Control
     links: tuple[socket.socket, ...]
-    pids: tuple[int, ...]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -137,6 +136,7 @@ def run(
             os.close(handle)
     statuses = end(launcher) if found.failed else {}
     if found.refused:
+        gather.discard(found)
         raise UsageError(found.refused)
     return gather.outcomes(found, statuses, launcher.ranks)
 
@@ -156,7 +156,7 @@ def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int]:
     try:
         answer = _ask(launcher, {"end": grace}, limit=grace + _ENDING)
     finally:
-        traces.clean(living.place.tag)
+        segment.clean(living.place.tag)
     return {int(rank): status for rank, status in answer.get("statuses", {}).items()}
 
 
@@ -186,34 +186,33 @@ def _fork(launcher: Launcher, preload: str) -> Living:
         start(launcher)
     tag = segment.fresh_tag()
     size = cells.size(launcher.ranks)
-    memory = segment.nameless(size, tag=tag)
-    control = cells.over(memoryview(segment.memory(os.dup(memory), size)), launcher.ranks)
-    pairs = [socket.socketpair() for _ in range(launcher.ranks)]
-    place = Place(
-        rank=0,
-        ranks=launcher.ranks,
-        transport=launcher.transport,
-        device=launcher.device,
-        timeout=launcher.timeout,
-        tag=tag,
-        store=traces.store(tag),
-    )
-    try:
-        handles = [memory, *(theirs.fileno() for _, theirs in pairs)]
+    # What is closed where this fails, and what is closed in any case.
+    with ExitStack() as kept, ExitStack() as passed:
+        kept.callback(segment.clean, tag)
+        memory = segment.nameless(size, tag=tag)
+        passed.callback(os.close, memory)
+        control = cells.over(memoryview(segment.memory(os.dup(memory), size)), launcher.ranks)
+        links, handles = [], [memory]
+        for _ in range(launcher.ranks):
+            ours, theirs = socket.socketpair()
+            links.append(kept.enter_context(ours))
+            handles.append(passed.enter_context(theirs).fileno())
+        place = Place(
+            rank=0,
+            ranks=launcher.ranks,
+            transport=launcher.transport,
+            device=launcher.device,
+            timeout=launcher.timeout,
+            tag=tag,
+            folder=segment.folder(tag),
+        )
         answer = _ask(launcher, {"fork": asdict(place), "preload": preload}, handles)
-    finally:
-        os.close(memory)
-        for _, theirs in pairs:
-            theirs.close()
-    links = tuple(ours for ours, _ in pairs)
-    if "forked" not in answer:
-        for link in links:
-            link.close()
-        traces.clean(tag)
-        raise UsageError("the process that starts ranks did not answer: see what it printed")
+        if "forked" not in answer:
+            raise UsageError("the process that starts ranks did not answer: see what it printed")
+        kept.pop_all()
     for link in links:
         link.settimeout(max(launcher.timeout, _ENDING))
-    return Living(place=place, control=control, links=links, pids=tuple(answer["forked"]))
+    return Living(place=place, control=control, links=tuple(links))
 
 
 def _ask(

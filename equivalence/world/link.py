@@ -17,8 +17,10 @@ class Link:
         device: where its exported memory is.
         transport: "shm", "cuda", "symmetric" or "threads".
         export: (name, shape) -> u8 memory of that shape of every rank, by rank. Every rank calls it
-            with the same name and shape. It lasts as long as the world: the same name and shape
-            give the same memory with what it holds, another shape gives new memory.
+            with the same name and shape, and writes into its own part alone. It lasts as long as
+            the world: the same name and shape give the same memory with what it holds, another
+            shape replaces it with zeros. What was replaced is not to be read any more: its memory
+            may be used again.
         barrier: returns once every rank has called it as often; what each wrote to exported memory
             before can then be read by all.
         all_reduce: adds up a tensor over ranks, in place on every rank; u8 adds as bytes.

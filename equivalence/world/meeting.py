@@ -2,25 +2,29 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
-from equivalence.world import segment, side, silence, transport
+from equivalence.world import peers, segment, side, silence, transport
 from equivalence.world.control import Control
 from equivalence.world.link import Link
 from equivalence.world.side import Place
-from equivalence.world.transport import Silent
+from equivalence.world.transport import Gone, Silent
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PATIENCE = 1800.0
+"""Seconds that ranks wait for one which does something alone between two runs."""
 _PAUSE = 0.002
 
 
@@ -34,7 +38,7 @@ class Shared:
         place: who this rank is there.
         link: its side.
         share: every rank's payload.
-        close: ends it.
+        close: ends its process groups, given whether ranks failed.
     """
 
     store: Store
@@ -42,7 +46,7 @@ class Shared:
     place: Place
     link: Link
     share: Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
-    close: Callable[[], None]
+    close: Callable[[bool], None]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -59,6 +63,7 @@ class Member:
         serial: numbers what is told through it; the same on every rank.
         shared: None until it is needed, and after a failure.
         lost: the outcome of everything once a rank has gone, or None.
+        watched: a descriptor of each other rank's process, once they have met.
     """
 
     rank: int
@@ -70,6 +75,7 @@ class Member:
     serial: Iterator[int]
     shared: Shared | None = None
     lost: Outcome | None = None
+    watched: dict[int, int] = field(default_factory=dict)
 
 
 def store(environment: Mapping[str, str], *, timeout: float) -> tuple[Store, int, int]:
@@ -92,6 +98,7 @@ def store(environment: Mapping[str, str], *, timeout: float) -> tuple[Store, int
         )
     try:
         found, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        peers.tell(found, rank)
     except (ValueError, RuntimeError) as error:
         told = str(error).splitlines()[0]
         raise UsageError(
@@ -100,12 +107,29 @@ def store(environment: Mapping[str, str], *, timeout: float) -> tuple[Store, int
     return found, rank, ranks
 
 
+@contextmanager
+def answered() -> Iterator[None]:
+    """A store that cannot be asked any more as one sentence.
+
+    Raises:
+        Gone: its process has ended.
+    """
+    try:
+        yield
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        told = (str(error).splitlines() or ["no message"])[0]
+        raise Gone(f"the store through which ranks meet does not answer any more: {told}") from None
+
+
 def world(member: Member) -> Shared:
     """A world of all ranks, over memory that rank 0 makes.
 
     Raises:
         Silent: a rank does not come.
+        Gone: a rank's process has ended.
     """
+    # Who has met before may come from what it did alone.
+    limit = PATIENCE if member.watched else member.timeout
     own = PrefixStore(f"equivalence/world/{next(member.serial)}", member.store)
     size, path = cells.size(member.ranks), None
     try:
@@ -114,13 +138,14 @@ def world(member: Member) -> Shared:
             path, handle = segment.create(size, tag=tag)
             own.set("control", str(path))
         else:
-            wait_for(member, own, {0: "control"})
+            wait_for(member, own, {0: "control"}, limit=limit)
             found = Path(own.get("control").decode())
             tag = found.name.rpartition("-")[0]
             handle = segment.attach(found, size)
         control = cells.over(memoryview(segment.memory(handle, size)), member.ranks)
         own.set(f"mapped/{member.rank}", "")
-        wait_for(member, own, {rank: f"mapped/{rank}" for rank in range(member.ranks)})
+        mapped = {rank: f"mapped/{rank}" for rank in range(member.ranks)}
+        wait_for(member, own, mapped, limit=limit)
     finally:
         if path is not None:
             segment.release(path)
@@ -133,6 +158,10 @@ def world(member: Member) -> Shared:
         tag=tag,
     )
 
+    if not member.watched:
+        others = (rank for rank in range(member.ranks) if rank != member.rank)
+        member.watched = peers.watch(member.store, others)
+
     def share(name: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
         return _share(member, own, control, name, payload)
 
@@ -140,25 +169,59 @@ def world(member: Member) -> Shared:
         place,
         control,
         share=share,
-        store=lambda: PrefixStore("gloo", own),
+        store=lambda name: PrefixStore(name, own),
         limit=lambda: member.timeout,
-        accuse=lambda: _accused(member, control),
+        accuse=lambda: silence.accused(control, timeout=member.timeout),
+        doubt=lambda: _doubt(member),
     )
-    link = transport.link(member.transport, world)
+    try:
+        link = transport.link(member.transport, world)
+    except BaseException:
+        cells.end(control)
+        end(True)  # noqa: FBT003 - ranks failed
+        segment.sweep(tag)
+        raise
     return Shared(store=own, control=control, place=place, link=link, share=share, close=end)
 
 
-def wait_for(member: Member, store: Store, keys: Mapping[int, str]) -> None:
+def wait_for(
+    member: Member, store: Store, keys: Mapping[int, str], *, limit: float | None = None
+) -> None:
     """Wait until ranks have set their keys.
+
+    Args:
+        member: this one.
+        store: where.
+        keys: by rank.
+        limit: seconds; the member's own time limit when None.
 
     Raises:
         Silent: they do not within the time limit.
+        Gone: they never will.
     """
-    deadline = time.monotonic() + member.timeout
-    while missing := [rank for rank, key in keys.items() if not store.check([key])]:
+    limit = member.timeout if limit is None else limit
+    deadline = time.monotonic() + limit
+    while True:
+        # Asked first: who is gone by then has set all that it ever sets.
+        gone = peers.ended(member.watched)
+        missing = [rank for rank, key in keys.items() if not store.check([key])]
+        if not missing:
+            return
+        absent(rank for rank in missing if rank in gone)
         if time.monotonic() > deadline:
-            raise Silent(f"{silence.named(missing)} did not join within {member.timeout:g} s")
+            said = f"{silence.named(missing)} did not join within {limit:g} s"
+            raise Silent(said, rank=missing[0])
         time.sleep(_PAUSE)
+
+
+def absent(gone: Iterable[int]) -> None:
+    """Complain about ranks that are needed and whose process has ended.
+
+    Raises:
+        Gone: there is one.
+    """
+    if ranks := sorted(gone):
+        raise _ended(ranks)
 
 
 def _share(
@@ -168,6 +231,8 @@ def _share(
 
     Raises:
         UsageError: ranks share different things.
+        Silent: a rank does not come within the time limit.
+        Gone: a rank's process has ended.
     """
     rank = member.rank
     number = cells.arrived(control, cells.EXCHANGE, rank, rank) + 1
@@ -177,7 +242,8 @@ def _share(
         control,
         timeout=member.timeout,
         ready=cells.everybody(control, rank, cells.EXCHANGE, number),
-        accuse=lambda: _accused(member, control),
+        accuse=lambda: silence.accused(control, timeout=member.timeout),
+        doubt=lambda: _doubt(member),
     )
     cells.running(control, rank)
     said = [json.loads(store.get(f"share/{number}/{each}")) for each in range(member.ranks)]
@@ -190,7 +256,13 @@ def _share(
     return [other["payload"] for other in said]
 
 
-def _accused(member: Member, control: Control) -> str:
-    """The sentence about whoever keeps this rank waiting."""
-    found = silence.found(control, timeout=member.timeout, ended=False)
-    return found[1] if found else f"ranks did not come within {member.timeout:g} s"
+def _doubt(member: Member) -> Gone | None:
+    """What to raise in a wait for every rank, where one has ended."""
+    gone = peers.ended(member.watched)
+    return _ended(gone) if gone else None
+
+
+def _ended(ranks: Sequence[int]) -> Gone:
+    has = "has" if len(ranks) == 1 else "have"
+    said = f"{silence.named(ranks)} {has} ended while others waited"
+    return Gone(said, rank=ranks[0])

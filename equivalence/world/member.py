@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def live(place: Place, control: Control, launcher: socket.socket) -> None:
         place,
         control,
         share=partial(_share, launcher, control, place.rank),
-        store=lambda: FileStore(place.store, place.ranks),
+        store=lambda name: FileStore(str(Path(place.folder) / name), place.ranks),
     )
     made = cache(lambda: transport.link(place.transport, world))
     try:

@@ -1,12 +1,15 @@
 """Shared memory between ranks: random names, mode 0600, and no name that outlives its use.
 
 A segment has a name only until every rank has mapped it. All names of a world begin with its tag,
-so that whoever notices the end of a world can remove what a killed rank left behind.
+so that whoever notices the end of a world can remove what a killed rank left behind: names in
+shared memory, and one private folder.
 """
 
 import mmap
 import os
 import secrets
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -124,3 +127,24 @@ def sweep(tag: str) -> list[str]:
     for path in left:
         release(path)
     return [path.name for path in left]
+
+
+def folder(tag: str) -> str:
+    """A new folder of a world, for the files by which process groups meet, that nobody else opens.
+
+    Args:
+        tag: of the world.
+    """
+    path = _folder(tag)
+    path.mkdir(mode=0o700)
+    return str(path)
+
+
+def clean(tag: str) -> None:
+    """Take away everything that a world left: its names and its folder."""
+    sweep(tag)
+    shutil.rmtree(_folder(tag), ignore_errors=True)
+
+
+def _folder(tag: str) -> Path:
+    return Path(tempfile.gettempdir()) / tag

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from equivalence.world import control as cells
-from equivalence.world import member, segment, traces, wire
+from equivalence.world import member, segment, wire
 from equivalence.world.side import Place
 
 _OWN = ("equivalence.", "refimpl.")
@@ -50,7 +50,7 @@ def main(handle: int, launcher: int) -> None:
             wire.send(link, {"statuses": statuses})
     _ended(ranks, 0.0)
     for tag in tags:
-        traces.clean(tag)
+        segment.clean(tag)
     _leave()
 
 

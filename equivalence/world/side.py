@@ -1,6 +1,7 @@
 """One rank's side of a world: what its transport is given, made over the control memory."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch._C._distributed_c10d import Store
 from equivalence.world import collectives
 from equivalence.world import control as cells
 from equivalence.world.control import Control
-from equivalence.world.transport import World
+from equivalence.world.transport import Silent, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Place:
         device: as the user named it, or None.
         timeout: seconds that a rank may be silent.
         tag: of the world.
-        store: the file through which gloo's ranks find each other, or "".
+        folder: where the ranks of process groups find each other by files, or "".
     """
 
     rank: int
@@ -32,7 +33,7 @@ class Place:
     device: str | None
     timeout: float
     tag: str
-    store: str = ""
+    folder: str = ""
 
 
 def over(
@@ -40,25 +41,37 @@ def over(
     control: Control,
     *,
     share: Callable[[str, Mapping[str, Any]], list[dict[str, Any]]],
-    store: Callable[[], Store],
+    store: Callable[[str], Store],
     limit: Callable[[], float] = lambda: float("inf"),
-    accuse: Callable[[], str] = str,
-) -> tuple[World, Callable[[], None]]:
+    accuse: Callable[[], Silent] = Silent,
+    doubt: Callable[[], Exception | None] = lambda: None,
+) -> tuple[World, Callable[[bool], None]]:
     """One rank's side, and what ends it.
 
     Args:
         place: who it is.
         control: of the world.
         share: every rank's payload.
-        store: where gloo's ranks find each other.
+        store: (name) -> where the ranks of a process group find each other.
         limit: seconds that this rank waits for others; endless where a launcher watches.
-        accuse: the sentence after that.
+        accuse: what to raise after that.
+        doubt: what to raise where a wait is in vain before that, or None.
+
+    Returns:
+        the side; and what ends its process groups, given whether ranks failed.
     """
+    ends: list[Callable[[bool], None]] = []
+
+    def close(failed: bool) -> None:  # noqa: FBT001 - the one thing there is to say
+        while ends:
+            # A group that a function has ended itself is no error any more.
+            with suppress(RuntimeError, ValueError, AssertionError):
+                ends.pop()(failed)
 
     def meet(at: int, ready: Callable[[], bool] | None = None) -> None:
         number = cells.arrive(control, place.rank, at)
         together = ready or cells.everybody(control, place.rank, at, number)
-        cells.wait(control, timeout=limit(), ready=together, accuse=accuse)
+        cells.wait(control, timeout=limit(), ready=together, accuse=accuse, doubt=doubt)
 
     def barrier(ready: Callable[[], bool] | None = None) -> None:
         meet(cells.BARRIER, ready)
@@ -83,6 +96,8 @@ def over(
         barrier=barrier,
         all_reduce=together.all_reduce,
         agree=together.agree,
-        group=together.group,
+        store=store,
+        at_end=ends.append,
     )
-    return world, together.close
+    world.at_end(lambda _: together.close())
+    return world, close

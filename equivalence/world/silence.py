@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from equivalence.world import control as cells
 from equivalence.world.control import Control, State
+from equivalence.world.transport import Silent
 
 START = 60.0
 """Seconds that a rank may take to import a function; its time limit begins with the call."""
 
 
-def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int, str] | None:
+def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int | None, str] | None:
     """The first rank that keeps others waiting, or is silent itself, and the sentence for it.
+
+    The rank is None where all are in one place and none gets out of it: then it is nobody's.
 
     Args:
         control: of the world.
@@ -38,8 +41,11 @@ def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int,
         idle = [other for other in lacks[rank] if not waits(states[other])] or lacks[rank]
         idle = [other for other in idle if other in late] or idle
         return idle[0], _absent(control, rank, idle, states, timeout=timeout)
+    busy = [rank for rank in late if not waits(states[rank])]
+    if busy:
+        return busy[0], f"rank {busy[0]} was silent for {timeout:g} s {where(control, busy[0])}"
     if late:
-        return late[0], f"rank {late[0]} was silent for {timeout:g} s {where(control, late[0])}"
+        return _stuck(control, late, states, timeout=timeout)
     for rank, missing in lacks.items():
         gone = [other for other in missing if ended and states[other].what == cells.ENDED]
         if gone:
@@ -79,6 +85,31 @@ def died(status: int) -> str:
 def named(ranks: Sequence[int]) -> str:
     """Ranks by their numbers, as "rank 3" or "ranks 0 1 2"."""
     return f"rank{'s' if len(ranks) != 1 else ''} {' '.join(map(str, ranks))}"
+
+
+def accused(control: Control, *, timeout: float) -> Silent:
+    """What a rank raises that waits for longer than it may."""
+    who = found(control, timeout=timeout, ended=False)
+    if who is None:
+        return Silent(f"ranks did not come within {timeout:g} s")
+    return Silent(who[1], rank=who[0])
+
+
+def _stuck(
+    control: Control, late: Sequence[int], states: Sequence[State], *, timeout: float
+) -> tuple[int | None, str]:
+    """Ranks to which everybody has come, and which do not go on: gloo or a GPU holds them up."""
+    first = states[late[0]]
+    place = cells.PLACES[first.what]
+    number = cells.told(control, first.what, late[0], first.number)
+    same = [
+        rank
+        for rank in late
+        if (states[rank].what, states[rank].number) == (first.what, first.number)
+    ]
+    if len(same) == control.ranks:
+        return None, f"no rank finished {place} {number} within {timeout:g} s"
+    return late[0], f"{named(same)} did not finish {place} {number} within {timeout:g} s"
 
 
 def _late(each: State, now: float, timeout: float) -> bool:

@@ -1,5 +1,7 @@
 """The transport over torch's symmetric memory, with a GPU of its own for every rank."""
 
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,7 +9,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 from equivalence.errors import UsageError
-from equivalence.world import devices
+from equivalence.world import devices, exports
 from equivalence.world.link import Link
 from equivalence.world.transport import World
 
@@ -31,13 +33,14 @@ def link(world: World) -> Link:
             f"{len(set(names))}; transport cuda shares GPUs"
         )
     group = devices.nccl(world, device)
-    memory = Memory(world, device, group)
+    memory = Memory(world=world, device=device, group=group)
     return Link(
         rank=world.rank,
         ranks=world.ranks,
         device=device,
         transport="symmetric",
-        export=memory.export,
+        # A rank that still reads memory of the old shape must not lose it.
+        export=exports.table(world, memory.make, settle=partial(torch.cuda.synchronize, device)),
         barrier=Barrier(world, memory.handle((world.ranks,))[0], device),
         all_reduce=devices.by_nccl(group),
         agree=world.agree,
@@ -68,52 +71,39 @@ class Barrier:
         self._handle.barrier(channel=0, timeout_ms=self._limit)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Memory:
-    """What every rank of a world exports, as one of them sees it."""
+    """Symmetric memory of a world, as one of its ranks makes it.
 
-    def __init__(self, world: World, device: torch.device, group: "ProcessGroup") -> None:
-        """Begin with nothing.
+    Attributes:
+        world: of this rank.
+        device: of this rank.
+        group: of all ranks.
+        handles: by name, what keeps the others' memory open.
+    """
 
-        Args:
-            world: of this rank.
-            device: of this rank.
-            group: of all ranks.
-        """
-        self._world, self._device, self._group = world, device, group
-        self._held: dict[str, tuple[tuple[int, ...], tuple[Tensor, ...], Any]] = {}
+    world: World
+    device: torch.device
+    group: "ProcessGroup"
+    handles: dict[str, Any] = field(default_factory=dict)
 
-    def export(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """As `Link.export`.
-
-        Raises:
-            UsageError: ranks export other shapes under this name.
-        """
-        shape = tuple(shape)
-        if name in self._held and self._held[name][0] == shape:
-            return self._held[name][1]
-        # A rank that still reads memory of the old shape must not lose it.
-        torch.cuda.synchronize(self._device)
-        for rank, told in enumerate(self._world.share(f"export {name}", {"shape": list(shape)})):
-            if told["shape"] != list(shape):
-                raise UsageError(
-                    f"rank {self._world.rank} exports {name!r} as {list(shape)}, "
-                    f"rank {rank} as {told['shape']}: every rank gives the same shape"
-                )
-        self._held.pop(name, None)
+    def make(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Zeros of every rank."""
+        self.handles.pop(name, None)
         handle, own = self.handle(shape)
         tensors = tuple(
-            own if rank == self._world.rank else handle.get_buffer(rank, shape, torch.uint8)
-            for rank in range(self._world.ranks)
+            own if rank == self.world.rank else handle.get_buffer(rank, shape, torch.uint8)
+            for rank in range(self.world.ranks)
         )
-        torch.cuda.synchronize(self._device)
-        self._world.share(f"zeros {name}", {})
-        self._held[name] = (shape, tensors, handle)
+        torch.cuda.synchronize(self.device)
+        self.world.share(f"zeros {name}", {})
+        self.handles[name] = handle
         return tensors
 
     def handle(self, shape: tuple[int, ...]) -> tuple[Any, Tensor]:
         """Zeros of this rank in symmetric memory, and what reaches the others' from it."""
         size = max(1, torch.Size(shape).numel())
-        own = symm_mem.empty(size, dtype=torch.uint8, device=self._device)
+        own = symm_mem.empty(size, dtype=torch.uint8, device=self.device)
         own.zero_()
-        handle = symm_mem.rendezvous(own, self._group)
+        handle = symm_mem.rendezvous(own, self.group)
         return handle, own[: torch.Size(shape).numel()].view(shape)

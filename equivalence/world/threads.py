@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from equivalence import plain, receipt
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
+from equivalence.world import call, exports, gather, silence
+from equivalence.world import control as cells
 from equivalence.world.link import Link
+from equivalence.world.transport import Silent, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from equivalence.world.control import Control
 
 TIMEOUT_S = 30.0
 """How long a rank waits for the others."""
@@ -25,36 +29,27 @@ MOST = 64
 """Threads that a pool has at most."""
 
 
-class RankLost(RuntimeError):  # noqa: N818 - it says what happened, as TimeoutError does
-    """Another rank ended, or did not come; the message names it."""
-
-
 @dataclass(kw_only=True, eq=False)
-class _World:
-    """What the threads share.
+class _Living:
+    """What the threads share until a rank fails.
 
     Attributes:
-        ranks: how many there are.
-        timeout: seconds that a rank waits.
-        counts: rounds that each rank has begun.
-        lost: why a rank ended, by rank.
-        told: what each rank handed in, by round.
-        memory: what was exported, by name and shape.
+        control: where each of them is.
+        timeout: seconds that a rank waits for the others, in this run.
+        told: what ranks handed in, by the place and how often they came there.
+        links: by rank.
     """
 
-    ranks: int
-    timeout: float = TIMEOUT_S
-    counts: list[int] = field(default_factory=list)
-    lost: dict[int, str] = field(default_factory=dict)
-    told: dict[int, list[Any]] = field(default_factory=dict)
-    memory: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = field(default_factory=dict)
-    moved: threading.Condition = field(default_factory=threading.Condition)
+    control: Control
+    timeout: float
+    told: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
 
 
 class Threads:
-    """A pool of ranks in this process; what they export lasts as long as it does.
+    """A pool of ranks in this process.
 
-    A rank that failed ends the call for all, and the next call begins anew with the same memory.
+    As of processes, what they export lasts from run to run until a rank fails.
     """
 
     def __init__(self, count: int, *, timeout: float = TIMEOUT_S) -> None:
@@ -67,7 +62,7 @@ class Threads:
             raise UsageError(f"{count} ranks as threads: there are 1 to {MOST}")
         self.count = count
         self.timeout = timeout
-        self._memory: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}
+        self._living: _Living | None = None
 
     def run(
         self,
@@ -78,23 +73,33 @@ class Threads:
         **settings: Any,  # noqa: ANN401 - the function's own
     ) -> list[Outcome]:
         """Call `function(link, **inputs, **settings)` on every rank; an Outcome a rank."""
-        world = _World(
-            ranks=self.count,
-            timeout=self.timeout if timeout is None else timeout,
-            counts=[0] * self.count,
-            memory=self._memory,
-        )
-        outcomes = [Outcome(rule="crash", message="it did not run")] * self.count
+        living, self._living = self._living or _begin(self.count), None
+        living.timeout = self.timeout if timeout is None else timeout
+        reports: dict[int, dict[str, Any]] = {}
+        made: dict[int, Outcome] = {}
+        for rank in range(self.count):
+            cells.begin(living.control, rank)
+            cells.running(living.control, rank)
 
-        def rank(number: int) -> None:
-            outcomes[number] = _outcome(world, number, function, inputs or {}, settings)
+        def one(rank: int) -> None:
+            link = living.links[rank]
+            try:
+                outputs, left = call.outputs(function, link, inputs=inputs or {}, settings=settings)
+                made[rank] = Outcome(outputs=outputs, paths=tuple(left))
+            # Whatever ends a rank ends the others' waiting, and is told as its outcome.
+            except BaseException as error:  # noqa: BLE001 - for that reason
+                reports[rank] = _report(living, rank, error)
+                cells.end(living.control)
+            cells.finished(living.control, rank)
 
-        threads = [threading.Thread(target=rank, args=(n,)) for n in range(self.count)]
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return outcomes
+        if not reports:
+            self._living = living
+        return _outcomes(made, reports)
 
 
 def run(
@@ -109,63 +114,91 @@ def run(
     return Threads(count).run(function, inputs=inputs, timeout=timeout, **settings)
 
 
-def _outcome(
-    world: _World,
-    rank: int,
-    function: Callable[..., Mapping[str, Tensor] | Tensor | None],
-    inputs: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-) -> Outcome:
-    """What one rank's call gave."""
-    with receipt.collected() as left:
-        try:
-            with torch.no_grad():
-                made = function(_link(world, rank), **inputs, **settings)
-        # Whatever ends a rank ends the others' waiting, and is told as its outcome.
-        except BaseException as error:  # noqa: BLE001 - for that reason
-            message = plain.line(f"rank {rank}: {type(error).__name__}: {error}")
-            with world.moved:
-                world.lost[rank] = message
-                world.moved.notify_all()
-            rule = "timeout" if isinstance(error, TimeoutError) else "crash"
-            return Outcome(rule=rule, message=message)
-    with world.moved:
-        world.lost[rank] = f"rank {rank} has returned"
-        world.moved.notify_all()
-    outputs = {"result": made} if isinstance(made, Tensor) else dict(made or {})
-    return Outcome(outputs=outputs, paths=tuple(left))
+def _report(living: _Living, rank: int, error: BaseException) -> dict[str, Any]:
+    """What is told of a rank that raised: as of a process, with its number and without the line."""
+    report = call.failure(error, place=False)
+    if "released" not in report and report["rule"] != "timeout":
+        report["message"] = f"rank {rank}: {report['message']}"
+    return {**report, "where": silence.where(living.control, rank)}
 
 
-def _link(world: _World, rank: int) -> Link:
+def _outcomes(
+    made: Mapping[int, Outcome], reports: Mapping[int, Mapping[str, Any]]
+) -> list[Outcome]:
+    """One outcome a rank; where one waited in vain, it speaks for all.
+
+    Args:
+        made: of ranks that returned.
+        reports: of those that failed, in the order in which they did.
+    """
+    away = [report for report in reports.values() if report["rule"] == "timeout"]
+    if away:
+        lost = Outcome(rule="timeout", message=away[0]["message"], rank=away[0]["rank"])
+        return [lost] * (len(made) + len(reports))
+    first, sentence = gather.first(reports)
+    blamed = first, sentence if first is None else reports[first]["message"]
+    failed = {r: gather.outcome(r, report, None, first=blamed) for r, report in reports.items()}
+    return [{**made, **failed}[rank] for rank in range(len(made) + len(reports))]
+
+
+def _begin(ranks: int) -> _Living:
+    """Ranks that have exported nothing."""
+    control = cells.over(memoryview(bytearray(cells.size(ranks))), ranks)
+    living = _Living(control=control, timeout=TIMEOUT_S)
+    store = HashStore()
+    living.links += [_link(living, rank, store) for rank in range(ranks)]
+    return living
+
+
+def _link(living: _Living, rank: int, store: HashStore) -> Link:
     """One rank's side."""
-
-    def barrier() -> None:
-        _exchange(world, rank, None)
-
+    barrier = partial(_meet, living, rank, cells.BARRIER)
+    world = World(
+        rank=rank,
+        ranks=living.control.ranks,
+        device=None,
+        timeout=TIMEOUT_S,
+        tag="",
+        share=partial(_share, living, rank),
+        wait=barrier,
+        barrier=barrier,
+        all_reduce=partial(_all_reduce, living, rank),
+        agree=lambda number: min(_exchange(living, rank, cells.COLLECTIVE, number)),
+        store=lambda name: PrefixStore(name, store),
+        at_end=lambda _: None,
+    )
     return Link(
         rank=rank,
         ranks=world.ranks,
         device=torch.device("cpu"),
         transport="threads",
-        export=partial(_export, world),
+        export=exports.table(world, partial(_memory, world)),
         barrier=barrier,
-        all_reduce=partial(_all_reduce, world, rank),
-        agree=lambda number: min(_exchange(world, rank, number)),
+        all_reduce=world.all_reduce,
+        agree=world.agree,
     )
 
 
-def _export(world: _World, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """The memory of that name and shape."""
-    with world.moved:
-        if (name, shape) not in world.memory:
-            made = torch.zeros(world.ranks, *shape, dtype=torch.uint8)
-            world.memory[name, shape] = tuple(made)
-        return world.memory[name, shape]
+def _memory(world: World, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Zeros of every rank."""
+    own = torch.zeros(shape, dtype=torch.uint8)
+    return tuple(each["memory"] for each in world.share(f"memory {name}", {"memory": own}))
 
 
-def _all_reduce(world: _World, rank: int, tensor: Tensor) -> None:
+def _share(
+    living: _Living, rank: int, name: str, payload: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Every rank's payload."""
+    said = _exchange(living, rank, cells.EXCHANGE, (name, payload))
+    if len({other for other, _ in said}) > 1:
+        each = ", ".join(f"rank {r} {other!r}" for r, (other, _) in enumerate(said))
+        raise UsageError(f"ranks exchange different things: {each}")
+    return [dict(payload) for _, payload in said]
+
+
+def _all_reduce(living: _Living, rank: int, tensor: Tensor) -> None:
     """Add up, each on its own; nobody changes a tensor before all have been read."""
-    parts = _exchange(world, rank, tensor)
+    parts = _exchange(living, rank, cells.COLLECTIVE, tensor)
     elsewhere = [n for n, part in enumerate(parts) if not isinstance(part, Tensor)]
     if elsewhere:
         raise ValueError(
@@ -174,34 +207,40 @@ def _all_reduce(world: _World, rank: int, tensor: Tensor) -> None:
     sizes = sorted({tuple(part.shape) for part in parts})
     if len(sizes) > 1:
         raise ValueError(f"tensors of {' and '.join(map(str, map(list, sizes)))} are added up")
-    total = parts[0].clone()
-    for part in parts[1:]:
+    plain = [part.view(torch.uint8) if part.dtype.itemsize == 1 else part for part in parts]
+    total = plain[0].clone()
+    for part in plain[1:]:
         total += part
-    _exchange(world, rank, None)
-    tensor.copy_(total)
+    _exchange(living, rank, cells.COLLECTIVE, tensor)
+    plain[rank].copy_(total)
 
 
-def _exchange(world: _World, rank: int, value: Any) -> list[Any]:  # noqa: ANN401 - what ranks say
+def _exchange(living: _Living, rank: int, place: int, value: Any) -> list[Any]:  # noqa: ANN401 - what ranks say
     """Hand in a value, wait for every rank's of the same round, and take them all."""
-    deadline = time.monotonic() + world.timeout
-    with world.moved:
-        turn = world.counts[rank]
-        told = world.told.setdefault(turn, [None] * world.ranks)
-        told[rank] = value
-        world.counts[rank] = turn + 1
-        world.moved.notify_all()
-        while min(world.counts) <= turn:
-            late = [n for n, count in enumerate(world.counts) if count <= turn]
-            gone = [world.lost[n] for n in late if n in world.lost]
-            if gone:
-                raise RankLost(f"{gone[0]}; round {turn} waits for it")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                names = " ".join(map(str, late))
-                raise TimeoutError(
-                    f"rank {names} did not come to round {turn} in {world.timeout:g} s"
-                )
-            world.moved.wait(left)
-        # Whoever has begun the next round has taken what was told in the one before.
-        world.told.pop(turn - 1, None)
-        return told
+    number = cells.arrived(living.control, place, rank, rank) + 1
+    told = living.told.setdefault((place, number), [None] * living.control.ranks)
+    told[rank] = value
+    _meet(living, rank, place)
+    # Whoever has begun this round has taken what was told in the one before.
+    living.told.pop((place, number - 1), None)
+    return told
+
+
+def _meet(living: _Living, rank: int, place: int, ready: Callable[[], bool] | None = None) -> None:
+    """Come to a place and wait for every rank there, or until what is given is true."""
+    control = living.control
+    number = cells.arrive(control, rank, place)
+    cells.wait(
+        control,
+        timeout=living.timeout,
+        ready=ready or cells.everybody(control, rank, place, number),
+        accuse=lambda: silence.accused(control, timeout=living.timeout),
+        doubt=lambda: _doubt(living),
+    )
+    cells.running(control, rank)
+
+
+def _doubt(living: _Living) -> Silent | None:
+    """What to raise where a rank has returned without coming."""
+    found = silence.found(living.control, timeout=living.timeout)
+    return found and Silent(found[1], rank=found[0])

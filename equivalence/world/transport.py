@@ -20,16 +20,13 @@ waits with `world.wait`, which ends when a rank dies, fails or is silent:
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from equivalence.errors import UsageError
 from equivalence.world.link import Link
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 NAMES = ("shm", "cuda", "symmetric")
 
@@ -38,8 +35,21 @@ class Released(RuntimeError):  # noqa: N818 - what happened to a rank that did n
     """This rank waited for others; the world has ended meanwhile."""
 
 
-class Silent(RuntimeError):  # noqa: N818 - what is wrong with the rank it names
+class Absent(RuntimeError):  # noqa: N818 - what is wrong with the rank it names
+    """Another rank does not come; `rank` is its number, or None where it is no single one."""
+
+    def __init__(self, message: str = "", *, rank: int | None = None) -> None:
+        """Keep the sentence and the rank."""
+        super().__init__(message)
+        self.rank = rank
+
+
+class Silent(Absent):
     """Another rank did not come within the time limit."""
+
+
+class Gone(Absent):
+    """The process of another rank has ended, or that of the store through which ranks meet."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +69,9 @@ class World:
         barrier: the counting barrier in the host's shared memory.
         all_reduce: gloo, for a tensor in host memory, in place; u8 and e4m3 add as bytes.
         agree: the least of the numbers that ranks say, through gloo.
-        group: the gloo group of this world, made at the first call; every rank calls it.
+        store: (name) -> where the ranks of a process group find each other; a name has one group.
+        at_end: (function) -> None; the function is called when this rank leaves the world and its
+            process goes on, with whether ranks failed, the last one given first.
     """
 
     rank: int
@@ -72,7 +84,8 @@ class World:
     barrier: Callable[[], None]
     all_reduce: Callable[[Tensor], None]
     agree: Callable[[int], int]
-    group: Callable[[], "ProcessGroup"]
+    store: Callable[[str], Store]
+    at_end: Callable[[Callable[[bool], None]], None]
 
 
 def known(name: str) -> str:
@@ -81,8 +94,7 @@ def known(name: str) -> str:
     Raises:
         UsageError: there is none of that name.
     """
-    home = f"{__package__}.{name}"
-    if name not in NAMES or find_spec(home) is None:
+    if name not in NAMES:
         raise UsageError(f"transport is {name!r}: it is {', '.join(NAMES[:-1])} or {NAMES[-1]}")
     return name
 

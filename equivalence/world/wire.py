@@ -1,10 +1,12 @@
 """Messages between a launcher, its host process and its ranks: JSON of a known length."""
 
 import json
+import os
 import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 _HEAD = struct.Struct("<QI")
@@ -33,18 +35,25 @@ def send(to: socket.socket, message: Mapping[str, Any], handles: Sequence[int] =
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next message and its open files; None once the other end is gone or stuck."""
-    try:
-        first, handles, _, _ = socket.recv_fds(source, _HEAD.size, _MOST)
-        head = first + _exactly(source, _HEAD.size - len(first)) if first else first
-        if len(head) < _HEAD.size:
+    with ExitStack() as stack:
+        try:
+            first, handles, _, _ = socket.recv_fds(source, _HEAD.size, _MOST)
+            for handle in handles:
+                stack.callback(os.close, handle)
+                # What a function starts gets none of them.
+                os.set_inheritable(handle, False)  # noqa: FBT003 - as os has it
+            head = first + _exactly(source, _HEAD.size - len(first)) if first else first
+            if len(head) < _HEAD.size:
+                return None
+            size, count = _HEAD.unpack(head)
+            body = _exactly(source, size)
+        except (ConnectionError, TimeoutError):
             return None
-        size, count = _HEAD.unpack(head)
-        body = _exactly(source, size)
-    except (ConnectionError, TimeoutError):
-        return None
-    if len(body) < size or len(handles) != count:
-        return None
-    return json.loads(body), handles
+        if len(body) < size or len(handles) != count:
+            return None
+        message = json.loads(body)
+        stack.pop_all()
+    return message, handles
 
 
 def anything(sources: Sequence[socket.socket], *, within: float) -> bool:

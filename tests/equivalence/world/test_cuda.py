@@ -75,6 +75,25 @@ def test_another_shape_is_other_memory_of_zeros(driver: fake_driver.Driver) -> N
     assert len(driver.sizes) == 4
 
 
+def test_flags_are_a_name_like_any_other(driver: fake_driver.Driver) -> None:
+    """Barriers go on, whatever a function exports and writes under the name of their memory."""
+    del driver
+
+    def flags(link: Link) -> list[list[int]]:
+        seen = []
+        for shape in ((2, link.ranks * 8), (3,), (2, link.ranks * 8)):
+            parts = link.export("flags", shape)
+            seen.append([int(part.sum()) for part in parts])
+            link.barrier()
+            parts[link.rank].fill_(255)
+            link.barrier()
+            seen.append([int(part.min()) for part in parts])
+            link.barrier()
+        return seen
+
+    assert on_ranks(2, flags) == [[[0, 0], [255, 255]] * 3] * 2
+
+
 def test_shapes_that_differ_by_rank_are_refused(driver: fake_driver.Driver) -> None:
     """Both ranks say which."""
     del driver

@@ -1,9 +1,12 @@
 """Ranks that torchrun started find each other and run as those of a pool do."""
 
+import ast
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ if __name__ == "__main__":
         given = torch.tensor([5])
         found["numbers"] = told(pool.run(rank_calls.numbers, inputs={"x": given}, timeout=30))
         found["given"] = given.tolist()
+        time.sleep(0 if pool.rank else 3)  # as one that judges what it was given
         found["rounds"] = told(pool.run(rank_calls.rounds, count=20, delay=0.01))
         found["sums"] = told(pool.run(rank_calls.collectives))
         found["raises"] = told(pool.run(rank_calls.stumbles, rank=1, how="raises"))
@@ -115,6 +119,73 @@ def test_a_rank_that_stays_away_is_named(found: list[dict[str, Any]]) -> None:
         assert [outcome[2]["u8"] for outcome in each["after"]] == [[200] * 5] * 2
         assert [outcome[0] for outcome in each["naps"] + each["lost"]] == ["timeout"] * 4
     assert [outcome[1] for outcome in found[0]["naps"]] == [sentence] * 2
+
+
+_ALONE = """
+import os, signal, sys, time
+import torch
+from equivalence import ranks
+
+def meets(link, *, dies):
+    link.barrier()
+    if link.rank == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    link.barrier()
+
+if __name__ == "__main__":
+    with ranks.joined(timeout=20) as pool:
+        print([o.rule for o in pool.run(meets, dies=-1)], flush=True)
+        if sys.argv[1] == "in a run":
+            print([(o.rule, o.message, o.rank) for o in pool.run(meets, dies=1)])
+        elif time.sleep(0.5) or pool.rank == (sys.argv[1] == "between"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif pool.rank:
+            try:
+                pool.tell(0)
+            except RuntimeError as error:
+                print(type(error).__name__, error)
+        print([(o.rule, o.message, o.rank) for o in pool.run(meets, dies=-1)])
+        print([(o.rule, o.message, o.rank) for o in pool.run(meets, dies=-1)])
+"""
+_ENDED = [("crash", "rank 1 has ended while others waited", 1)] * 2
+
+
+@pytest.mark.parametrize("when", ["in a run", "between", "with the store"])
+def test_a_rank_that_dies_is_named_at_once(when: str, tmp_path: Path) -> None:
+    """By no launcher: ranks see it themselves, and where the store went with it they say that."""
+    path = tmp_path / "alone.py"
+    path.write_text(_ALONE)
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    given = {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(  # noqa: S603 - our own interpreter and script
+            [sys.executable, str(path), when],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | given | {"WORLD_SIZE": "2", "RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    printed = [process.communicate(timeout=60) for process in processes]
+    lives = 1 if when == "with the store" else 0
+    assert [process.returncode for process in processes] == [-9 * lives, -9 * (1 - lives)]
+    assert time.monotonic() - began < 20
+    lines = printed[lives][0].splitlines()
+    assert lines[0] == str(["", ""])
+    assert "Traceback" not in printed[lives][1]
+    if lives:
+        assert lines[1].startswith("Gone ")
+        (rule, message, _), other = ast.literal_eval(lines[2])
+        assert (rule, message) == other[:2]
+        assert rule == "crash"
+        assert message.startswith("the store through which ranks meet does not answer any more: ")
+    else:
+        assert [ast.literal_eval(line) for line in lines[1:]] == [_ENDED] * len(lines[1:])
+    assert len(lines) == (3 if when == "between" else 4)
+    assert lines[-2] == lines[-1]
 
 
 _GIVEN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

@@ -1,6 +1,7 @@
 """A pool of ranks: what runs on it, how ranks end, and that nothing is left."""
 
 import functools
+import gc
 import os
 import signal
 import tempfile
@@ -16,7 +17,7 @@ from equivalence import ranks
 from equivalence.errors import UsageError
 from equivalence.ranks import Pool
 from equivalence.replay import Outcome
-from equivalence.world import launch, segment
+from equivalence.world import gather, launch, parcel, segment
 
 Start = Callable[[int], Pool]
 
@@ -193,6 +194,9 @@ def test_one_rank_ends_all_and_is_named(
     assert len({outcome.message for outcome in outcomes}) == 1
     assert {outcome.rule for outcome in outcomes} == {rule}
     assert message in {None, outcomes[0].message}
+    blamed = {outcome.rank for outcome in outcomes}
+    assert len(blamed) == 1
+    assert how == "once more" or blamed == {None if how == "kills host" else 2}
     assert all(gone(pid) for pid in before)
     assert left(living.place.tag) == []
     assert outputs(four.run(rank_calls.exports, shape=[1])) == [[0] * 4] * 4
@@ -220,6 +224,7 @@ def test_what_a_rank_raises_releases_the_others(
     assert time.monotonic() - began < 5
     assert outcomes[2].rule == rule
     assert outcomes[2].message.startswith(own)
+    assert [outcome.rank for outcome in outcomes] == [2] * 4
     for rank in (0, 1, 3):
         assert outcomes[rank].rule == "crash"
         assert outcomes[rank].message.startswith(others)
@@ -254,6 +259,42 @@ def test_a_rank_killed_while_its_memory_has_a_name_leaves_none(four: Pool) -> No
     outcomes = four.run(rank_calls.dies_with_a_name, rank=1)
     assert outcomes[0].message.startswith("rank 1 was killed by SIGKILL before barrier 1")
     assert left(living.place.tag) == []
+
+
+def memories() -> list[str]:
+    """Segments of which this process holds a descriptor, or a mapping that has one."""
+    gc.collect()
+    paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sorted(link for path in paths if "/equivalence-" in (link := str(path.readlink())))
+
+
+def test_runs_that_are_broken_off_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of outputs that nobody reads any more, nor of ranks that could not be forked."""
+
+    def unread(_: object, handle: int) -> None:
+        os.close(handle)
+        raise KeyboardInterrupt
+
+    def unanswered(_: object, __: object, found: gather.Found) -> None:
+        if found.memory:
+            raise KeyboardInterrupt
+
+    def nowhere(_: str) -> str:
+        raise OSError(28, "No space left on device")
+
+    before = memories()
+    with ranks.start(2) as pool:
+        for home, name, broken, error in (
+            (parcel, "unpack", unread, KeyboardInterrupt),
+            (gather, "_answer", unanswered, KeyboardInterrupt),
+            (segment, "folder", nowhere, OSError),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(home, name, broken)
+                with pytest.raises(error):
+                    pool.run(rank_calls.pids)
+            launch.end(launcher(pool))
+            assert memories() == before, name
 
 
 def test_ranks_that_died_between_runs_are_replaced(four: Pool) -> None:

@@ -114,6 +114,11 @@ def test_only_announced_memory_is_attached(
         segment.attach(path, 8)
 
 
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def _tensors() -> dict[str, torch.Tensor]:
     return {
         "u8": torch.arange(5, dtype=torch.uint8),
@@ -145,6 +150,54 @@ def test_a_parcel_gives_the_same_bits(tag: str, named: bool) -> None:  # noqa: F
             tensor.contiguous().reshape(-1).view(torch.uint8),
         )
         assert not tensor.numel() or not found[name].data_ptr() % 256
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"at": 256}, r"'u8' is uint8 \[5\] at byte 256: it does not fit into 256 bytes"),
+        ({"at": -256}, "at byte -256"),
+        ({"at": 1}, "at byte 1"),
+        ({"shape": [257]}, r"\[257\] at byte 0"),
+        ({"shape": [-1, -5]}, r"\[-1, -5\] at byte 0"),
+        ({"dtype": "Tensor"}, "'u8' is Tensor: ranks hand over bool, uint8, "),
+    ],
+)
+def test_a_parcel_is_read_within_its_memory(tag: str, part: dict[str, object], told: str) -> None:
+    """A place outside, a shape that is none and a name that is no dtype are refused."""
+    layout, handle = parcel.pack({"u8": torch.arange(5, dtype=torch.uint8)}, tag=tag)
+    layout["parts"][0] |= part
+    with pytest.raises(UsageError, match=told):
+        parcel.unpack(layout, handle)
+
+
+def test_a_parcel_that_cannot_be_packed_leaves_nothing(
+    tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a name nor a descriptor, and a dtype that nobody reads is refused before."""
+    before = descriptors()
+
+    def broken(handle: int, *_: object) -> None:
+        os.close(handle)
+        raise MemoryError("no map")
+
+    monkeypatch.setattr(segment, "mapped", broken)
+    with pytest.raises(MemoryError, match="no map"):
+        parcel.pack(_tensors(), tag=tag, named=True)
+    assert segment.sweep(tag) == []
+    assert descriptors() == before
+    strange = torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
+    with pytest.raises(UsageError, match="'q' is bits8: ranks hand over bool"):
+        parcel.pack({"q": strange}, tag=tag)
+
+
+def test_a_world_has_a_folder_of_its_user_alone(tag: str) -> None:
+    """It goes with the world's names."""
+    folder = Path(segment.folder(tag))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "gloo").touch()
+    segment.clean(tag)
+    assert not folder.exists()
 
 
 def test_a_parcel_of_nothing_needs_no_memory(tag: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from equivalence.world import control as cells
 from equivalence.world import silence
 from equivalence.world.control import Control
-from equivalence.world.transport import Released, Silent
+from equivalence.world.transport import Gone, Released, Silent
 
 
 @pytest.fixture
@@ -74,6 +74,39 @@ def test_a_rank_that_runs_for_too_long_is_silent(
     assert silence.where(control, 1) == "after barrier 1"
 
 
+def test_a_place_that_nobody_gets_out_of_is_nobodys_fault(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All came, and what is under the collective hangs; who got out and works is another matter."""
+    for rank in range(3):
+        cells.arrive(control, rank, cells.COLLECTIVE)
+    later(monkeypatch, 6)
+    sentence = "no rank finished collective 1 within 5 s"
+    assert silence.found(control, timeout=5) == (None, sentence)
+    error = silence.accused(control, timeout=5)
+    assert (str(error), error.rank) == (sentence, None)
+    cells.finished(control, 1)
+    sentence = "ranks 0 2 did not finish collective 1 within 5 s"
+    assert silence.found(control, timeout=5) == (0, sentence)
+
+
+def test_a_wait_that_is_in_vain_ends_before_its_time(control: Control) -> None:
+    """Unless it is over by then, or the world is."""
+    with pytest.raises(Gone, match="rank 1") as caught:
+        cells.wait(control, timeout=60, ready=lambda: False, doubt=lambda: Gone("rank 1", rank=1))
+    assert caught.value.rank == 1
+    seen: list[int] = []
+
+    def doubt() -> Gone:
+        seen.append(1)
+        return Gone("rank 1")
+
+    cells.wait(control, timeout=60, ready=lambda: bool(seen), doubt=doubt)
+    cells.end(control)
+    with pytest.raises(Released):
+        cells.wait(control, timeout=60, ready=lambda: False, doubt=doubt)
+
+
 def test_a_rank_has_a_minute_to_start(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing a function is no silence; a minute of it is."""
     cells.begin(control, 1)
@@ -102,7 +135,7 @@ def test_a_rank_that_ended_is_accused_at_once(control: Control) -> None:
 def test_a_wait_ends_by_time_or_with_the_world(control: Control) -> None:
     """Each has its own error, with the sentence asked for."""
     with pytest.raises(Silent, match="who"):
-        cells.wait(control, timeout=0.01, ready=lambda: False, accuse=lambda: "who")
+        cells.wait(control, timeout=0.01, ready=lambda: False, accuse=lambda: Silent("who"))
     cells.end(control)
     with pytest.raises(Released):
         cells.wait(control, timeout=60, ready=lambda: False)

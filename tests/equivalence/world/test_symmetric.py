@@ -1,7 +1,7 @@
 """The transport over symmetric memory, its ranks threads, and groups with gloo for NCCL."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from equivalence.compose import steps
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import step
-from equivalence.world import devices, segment, symmetric
+from equivalence.world import devices, symmetric
 from equivalence.world.transport import World
 
 CPU = torch.device("cpu")
@@ -142,26 +143,46 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(dist, "init_process_group", first)
     monkeypatch.setattr(dist, "new_group", later)
     yield asked
-    dist.destroy_process_group()
-    for path in segment.FOLDER.glob("equivalence-test-*"):
-        path.unlink()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def test_a_group_is_found_through_a_file_of_this_user(gloo: list[str]) -> None:
-    """The first group makes it, a later one of the same process goes through it too."""
+@pytest.mark.parametrize("failed", [False, True])
+def test_groups_meet_through_the_world_and_end_with_it(
+    gloo: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    failed: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """The first is the process's own, a later one goes through it; ranks fail or do not."""
+    aborted: list[object] = []
+
+    def abort(group: dist.ProcessGroup) -> None:
+        aborted.append(group)
+        dist.destroy_process_group(group)
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
+    names: list[str] = []
 
     def both(world: World) -> list[int]:
+        def store(name: str) -> Store:
+            names.append(name)
+            return world.store(name)
+
+        ends: list[Callable[[bool], None]] = []
+        told = replace(world, store=store, at_end=ends.append)
         sums = []
         for _ in range(2):
             tensor = torch.tensor([200, 1], dtype=torch.uint8).view(torch.float8_e4m3fn)
-            devices.by_nccl(devices.nccl(world, CPU))(tensor)
+            devices.by_nccl(devices.nccl(told, CPU))(tensor)
             sums += tensor.view(torch.uint8).tolist()
-        path = segment.FOLDER / "equivalence-test-nccl"
-        assert path.stat().st_mode & 0o777 == 0o600
+        while ends:
+            ends.pop()(failed)
+        assert not dist.is_initialized()
         return sums
 
     assert fake_world.run(1, both) == [[200, 1, 200, 1]]
-    assert gloo == ["nccl", "nccl"]
+    assert (gloo, names) == (["nccl", "nccl"], ["nccl"])
+    assert len(aborted) == (2 if failed else 0)
 
 
 def test_a_group_that_does_not_add_up_is_refused(

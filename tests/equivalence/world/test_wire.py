@@ -31,6 +31,7 @@ def test_a_message_comes_with_its_files(pair: Pair) -> None:
     assert found is not None
     message, (handle,) = found
     assert message == {"a": [1, "ü" * 1_000]}
+    assert not os.get_inheritable(handle)
     os.write(handle, b"x")
     assert os.read(reading, 1) == b"x"
     os.close(handle)
@@ -62,6 +63,21 @@ def test_missing_files_are_no_message(pair: Pair) -> None:
     first, second = pair
     first.sendall(wire._HEAD.pack(2, 1) + b"{}")
     assert wire.receive(second) is None
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 2), (10, 1)])
+def test_files_of_half_a_message_are_closed(pair: Pair, size: int, count: int) -> None:
+    """One that announces more files or bytes than there are leaves no descriptor."""
+    first, second = pair
+    reading, writing = os.pipe()
+    socket.send_fds(first, [wire._HEAD.pack(size, count)], [writing])
+    first.sendall(b"{}")
+    first.close()
+    os.close(writing)
+    assert wire.receive(second) is None
+    # The end of the pipe is seen: nobody holds its other side any more.
+    assert os.read(reading, 1) == b""
+    os.close(reading)
 
 
 def test_a_sender_that_is_stuck_is_nothing(pair: Pair) -> None:
