@@ -29,7 +29,7 @@ bench: $(READY)
 GPUPYTHON ?= python3
 gpu:
 	$(GPUPYTHON) -m pytest tests -m gpu
-	$(GPUPYTHON) -m benchmarks.hopper qsa probe masks transient sweep invariance table --to benchmarks/results
+	$(GPUPYTHON) -m benchmarks.hopper compose exchange qsa probe masks transient sweep invariance table --to benchmarks/results
 	$(GPUPYTHON) -m benchmarks.page
 
 # Builds the wheel, installs it in an empty environment, and replays the cases it ships.

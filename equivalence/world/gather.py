@@ -44,17 +44,20 @@ class Found:
         return bool(self.dead or self.silent or self.refused or raised)
 
 
-def collect(links: Sequence[socket.socket], control: Control, *, timeout: float) -> Found:
+def collect(
+    links: Sequence[socket.socket], control: Control, *, timeout: float, start: float
+) -> Found:
     """Hear ranks until each has told its outcome, or one has died or is silent.
 
     Args:
         links: the connection to each rank.
         control: of the world.
         timeout: seconds that a rank may be silent.
+        start: seconds that it may take to start, where they are more.
     """
     found = Found()
     try:
-        _collect(found, links, control, timeout=timeout)
+        _collect(found, links, control, timeout=timeout, start=start)
     except BaseException:
         discard(found)
         raise
@@ -62,7 +65,12 @@ def collect(links: Sequence[socket.socket], control: Control, *, timeout: float)
 
 
 def _collect(
-    found: Found, links: Sequence[socket.socket], control: Control, *, timeout: float
+    found: Found,
+    links: Sequence[socket.socket],
+    control: Control,
+    *,
+    timeout: float,
+    start: float,
 ) -> None:
     """Hear ranks, as `collect` says, and keep what they tell."""
     waiting: dict[int, dict[str, Any]] = {}
@@ -89,8 +97,8 @@ def _collect(
                 starts += 1
                 _begin(links, control, started, found)
             _answer(links, waiting, found)
-            limit = timeout if starts >= _STARTS else max(timeout, silence.START)
-            found.silent = silence.found(control, timeout=limit)
+            limit = timeout if starts >= _STARTS else max(timeout, start)
+            found.silent = silence.found(control, timeout=limit, start=start)
             if found.silent is not None:
                 return
 

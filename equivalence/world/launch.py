@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
-from equivalence.world import gather, naming, parcel, segment, wire
+from equivalence.world import gather, naming, parcel, segment, silence, wire
 from equivalence.world.control import Control
 from equivalence.world.side import Place
 
@@ -40,11 +40,15 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Living:
-    """Ranks that live: who they are, their control memory, and the connections to them."""
+    """Ranks that live: who they are, their control memory, and the connections to them.
+
+    What they have `ran` before, by address, needs no import any more.
+    """
 
     place: Place
     control: Control
     links: tuple[socket.socket, ...]
+    ran: set[str] = field(default_factory=set)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -127,13 +131,15 @@ def run(
         for link in living.links:
             with suppress(OSError):  # a dead rank is found below
                 wire.send(link, message, [] if handle is None else [handle])
-        found = gather.collect(living.links, living.control, timeout=timeout)
+        start = timeout if str(where) in living.ran else silence.START
+        found = gather.collect(living.links, living.control, timeout=timeout, start=start)
     except BaseException:
         end(launcher)
         raise
     finally:
         if handle is not None:
             os.close(handle)
+    living.ran.add(str(where))
     statuses = end(launcher) if found.failed else {}
     if found.refused:
         gather.discard(found)

@@ -12,7 +12,9 @@ START = 60.0
 """Seconds that a rank may take to import a function; its time limit begins with the call."""
 
 
-def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int | None, str] | None:
+def found(
+    control: Control, *, timeout: float, start: float = START, ended: bool = True
+) -> tuple[int | None, str] | None:
     """The first rank that keeps others waiting, or is silent itself, and the sentence for it.
 
     The rank is None where all are in one place and none gets out of it: then it is nobody's.
@@ -20,6 +22,7 @@ def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int 
     Args:
         control: of the world.
         timeout: seconds that a rank may wait for another, or do nothing that can be seen.
+        start: seconds that a rank may take to start, where they are more.
         ended: whether a rank that has ended counts at once: it comes to no place any more.
     """
     now = time.monotonic()
@@ -32,9 +35,10 @@ def found(control: Control, *, timeout: float, ended: bool = True) -> tuple[int 
         for rank, each in enumerate(states)
         if waits(each) and (missing := cells.lacking(control, rank, each))
     }
-    late = [rank for rank, each in enumerate(states) if _late(each, now, timeout)]
+    limit = max(timeout, start)
+    late = [rank for rank, each in enumerate(states) if _late(each, now, timeout, limit)]
     if late and states[late[0]].what == cells.STARTING:
-        return late[0], f"rank {late[0]} did not start within {max(timeout, START):g} s"
+        return late[0], f"rank {late[0]} did not start within {limit:g} s"
     if late and lacks:
         # Where ranks wait for each other, the fewest keep the others waiting.
         rank = min(lacks, key=lambda waiting: len(lacks[waiting]))
@@ -112,11 +116,11 @@ def _stuck(
     return late[0], f"{named(same)} did not finish {place} {number} within {timeout:g} s"
 
 
-def _late(each: State, now: float, timeout: float) -> bool:
+def _late(each: State, now: float, timeout: float, start: float) -> bool:
     """Whether nothing has been seen of a rank for too long."""
     if each.what in {cells.ENDED, cells.READY}:
         return False
-    return now - each.since > (max(timeout, START) if each.what == cells.STARTING else timeout)
+    return now - each.since > (start if each.what == cells.STARTING else timeout)
 
 
 def _absent(

@@ -17,7 +17,7 @@ from equivalence import ranks
 from equivalence.errors import UsageError
 from equivalence.ranks import Pool
 from equivalence.replay import Outcome
-from equivalence.world import gather, launch, parcel, segment
+from equivalence.world import gather, launch, parcel, segment, silence
 
 Start = Callable[[int], Pool]
 
@@ -461,6 +461,18 @@ def test_a_host_that_is_stopped_is_killed(monkeypatch: pytest.MonkeyPatch) -> No
         os.kill(host.process.pid, signal.SIGSTOP)
         monkeypatch.setattr(launch, "_ENDING", 0.2)
     assert all(gone(pid) for pid in [*pids, host.process.pid])
+
+
+def test_a_rank_that_stops_between_two_runs_is_named_in_time() -> None:
+    """What ranks ran before needs no start: the limit is the one that was asked for."""
+    with ranks.start(2, timeout=1) as pool:
+        pids = [int(str(pid[0])) for pid in outputs(pool.run(rank_calls.pids))]  # type: ignore[index]
+        os.kill(pids[1], signal.SIGSTOP)
+        begun = time.monotonic()
+        told = {outcome.message for outcome in pool.run(rank_calls.pids)}
+        assert time.monotonic() - begun < silence.START / 2
+    assert all("rank 1 did not start within 1 s" in message for message in told)
+    assert all(gone(pid) for pid in pids)
 
 
 def test_a_function_may_have_its_own_groups(four: Pool, tmp_path: Path) -> None:
