@@ -113,3 +113,20 @@ def test_what_cannot_be_composed_is_refused(change: dict[str, Any], says: str) -
     with pytest.raises(ValueError, match=r".") as caught:
         composed(ONE, **change)
     assert says in str(caught.value)
+
+
+def test_padding_alone_is_zero_also_where_there_is_no_page() -> None:
+    """A step without requests may know of no logical page at all."""
+    call: dict[str, Any] = {}
+    none, padding = torch.empty(0, dtype=torch.int32), torch.tensor([0, -1], dtype=torch.int32)
+    call |= dict.fromkeys(("owner", "local_page", "writer", "prefix_lens", "extend_lens"), none)
+    got = compose_pages(
+        pools=torch.ones(2, 1, 3, 16, dtype=torch.uint8),
+        rows=torch.ones(2, 0, 4, dtype=torch.uint8),
+        slot_pages=padding,
+        **call,
+        cp=1,
+        kind="token",
+        page_size=4,
+    )
+    assert torch.equal(got, torch.zeros(2, 2, 16, dtype=torch.uint8))
