@@ -10,7 +10,7 @@ replay: $(READY)
 	@$(BIN)/equivalence replay fixtures/cases
 
 test: $(READY)
-	$(BIN)/pytest -n 3 --dist loadgroup --cov --cov-report=term
+	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -277,6 +277,8 @@ def test_the_command_writes_a_file_a_part_and_the_page_tells_them(
         "## QSA's kernels, bit for bit in any chunk",
         "## What growing contexts leave allocated",
         "## Masks",
+        "## Pages across ranks",
+        "## Exchange of pages, one rank a GPU",
         "## What these figures do not say",
     ]
 
