@@ -1,12 +1,11 @@
 """Whether all ranks hold the same bits, whatever these should be."""
 
-import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from equivalence import plain
+from equivalence import plain, ranks
 from equivalence.errors import NotEquivalent, Undecided, UsageError
 from equivalence.replay import Outcome
 from equivalence.verdict import Evidence, Finding, Run, Stage, Status, Verdict
@@ -32,14 +31,10 @@ def assert_ranks_identical(outcomes: Sequence[Outcome]) -> None:
         if not isinstance(outcome, Outcome):
             kind = type(outcome).__name__
             raise UsageError(f"an outcome of a rank is what Pool.run returns, not {kind}")
-    failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome.rule}
-    if failed:
-        # Ranks that waited for another one begin with its name.
-        own = {rank: o for rank, o in failed.items() if not re.match(r"ranks? \d", o.message)}
-        rank, outcome = next(iter((own or failed).items()))
-        said = f"rank {rank} failed" if own else "ranks failed"
-        message = f"{said} ({outcome.rule}): {outcome.message}"
-        raise Undecided(message, _verdict(message, outcome.rule, Status.UNDECIDED))
+    failure = ranks.failure(outcomes)
+    if failure is not None:
+        message = f"ranks failed ({failure.rule}): {failure.message}"
+        raise Undecided(message, _verdict(message, failure.rule, Status.UNDECIDED))
     if not any(tensor.numel() for outcome in outcomes for tensor in outcome.outputs.values()):
         message = f"{len(outcomes)} ranks gave no value: nothing was compared"
         raise Undecided(message, _verdict(message, "not-compared", Status.UNDECIDED))

@@ -1,6 +1,6 @@
 """Ranks: run one function in several processes at once and have every rank's outcome."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -179,6 +179,17 @@ def kept() -> Iterator[Callable[..., Pool]]:
             return replace(started(n, transport, device), timeout=seconds(timeout))
 
         yield pool
+
+
+def failure(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Why ranks gave no result: that of one which failed by itself; None where none failed.
+
+    Args:
+        outcomes: one a rank, as `Pool.run` gives them.
+    """
+    failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome.rule}
+    own = [outcome for rank, outcome in failed.items() if outcome.rank == rank]
+    return next(iter([*own, *failed.values()]), None)
 
 
 def seconds(timeout: float) -> float:

@@ -72,6 +72,14 @@ def collectives(link: Link) -> dict[str, Tensor]:
     }
 
 
+def unequal(link: Link, *, rank: int, size: int) -> None:
+    """A sum of 8 bytes, of which one rank brings another number or none."""
+    if link.rank == rank and not size:
+        link.agree(1)
+    else:
+        link.all_reduce(torch.zeros(size if link.rank == rank else 8, dtype=torch.uint8))
+
+
 def stumbles(link: Link, *, rank: int, how: str) -> Tensor:
     """Two barriers, between which one rank does something else."""
     link.barrier()

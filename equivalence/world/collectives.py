@@ -8,7 +8,7 @@ has all of them.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
+_A_NUMBER = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +31,7 @@ class Collectives:
         rank: this one.
         ranks: how many there are.
         timeout: seconds.
-        meet: returns once every rank has called it.
+        meet: (size) -> every rank's, once every rank has called it.
         leave: called when a collective is done.
         made: the gloo group, once there is one.
     """
@@ -39,22 +40,26 @@ class Collectives:
     rank: int
     ranks: int
     timeout: float
-    meet: Callable[[], None]
+    meet: Callable[[int], Sequence[int]]
     leave: Callable[[], None]
     made: list[dist.ProcessGroup] = field(default_factory=list)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over ranks, in place; bytes (u8, e4m3) as u8."""
+        """Add up over ranks, in place; bytes (u8, e4m3) as u8.
+
+        Raises:
+            ValueError: ranks add up tensors of several sizes.
+        """
         given = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
         whole = given.contiguous()
-        self._reduce(whole, torch.add)
+        self._reduce(whole, torch.add, size=whole.nbytes)
         if whole.data_ptr() != given.data_ptr():
             given.copy_(whole)
 
     def agree(self, number: int) -> int:
         """The least of the numbers that ranks say."""
         said = torch.tensor(number, dtype=torch.int64)
-        self._reduce(said, torch.minimum)
+        self._reduce(said, torch.minimum, size=_A_NUMBER)
         return int(said)
 
     def close(self) -> None:
@@ -62,13 +67,18 @@ class Collectives:
         for group in self.made:
             dist.destroy_process_group(group)
 
-    def _reduce(self, tensor: Tensor, join: Callable[..., Tensor]) -> None:
+    def _reduce(self, tensor: Tensor, join: Callable[..., Tensor], *, size: int) -> None:
         """Join in place what ranks hold: gathered on rank 0, joined there, and told to all.
 
         Gloo's ring has two steps a rank, each a switch of processes: where ranks outnumber cores
         it takes 21 ms for what these two calls do in 3.
         """
-        self.meet()
+        sizes = self.meet(size)
+        # Gloo would end the process.
+        odd = next((rank for rank, other in enumerate(sizes) if other != sizes[0]), None)
+        if odd is not None:
+            does = [f"rank {rank} {_what(sizes[rank])}" for rank in (0, odd)]
+            raise ValueError(f"{' and '.join(does)}: all ranks bring the same size")
         if self.ranks > 1:
             group, first = self._connected(), self.rank == 0
             parts = [torch.empty_like(tensor) for _ in range(self.ranks)] if first else None
@@ -96,3 +106,7 @@ class Collectives:
                 raise RuntimeError("torch.distributed was started and has no group")
             self.made.append(dist.group.WORLD)
         return self.made[0]
+
+
+def _what(size: int) -> str:
+    return "agrees on a number" if size == _A_NUMBER else f"adds up {size:,} bytes"

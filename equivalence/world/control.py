@@ -28,7 +28,9 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Control:
-    """The cells, as every process of a world sees them: flag, states, times, bases, arrivals.
+    """The cells, as every process of a world sees them.
+
+    These are the flag, then by rank the states, times, bases and sizes, then the arrivals.
 
     Attributes:
         cells: int64.
@@ -118,6 +120,17 @@ def lacking(control: Control, rank: int, waits: State) -> list[int]:
     ]
 
 
+def bring(control: Control, rank: int, size: int) -> None:
+    """Before this rank arrives: how much it brings with it."""
+    control.cells[_sizes(control) + rank] = size
+
+
+def brought(control: Control) -> list[int]:
+    """How much each rank brought with it, once all have arrived."""
+    first = _sizes(control)
+    return control.cells[first : first + control.ranks].tolist()
+
+
 def told(control: Control, place: int, rank: int, number: int) -> int:
     """A number as it is counted in this run."""
     return int(number - control.cells[_base(control, place, rank)])
@@ -202,8 +215,12 @@ def _base(control: Control, place: int, rank: int) -> int:
     return 1 + (2 + place) * control.ranks + rank
 
 
+def _sizes(control: Control) -> int:
+    return 1 + (2 + len(PLACES)) * control.ranks
+
+
 def _first(ranks: int) -> int:
-    return 1 + (2 + len(PLACES)) * ranks
+    return 1 + (3 + len(PLACES)) * ranks
 
 
 def _row(control: Control, place: int, receiver: int) -> int:

@@ -134,9 +134,7 @@ def first(reports: Mapping[int, Mapping[str, Any]]) -> tuple[int | None, str]:
     """The rank that failed first by itself and the sentence about it, or None and ""."""
     for rank, report in reports.items():
         if "rule" in report and "released" not in report:
-            verbs = {"crash": f"rank {rank} raised ", "timeout": ""}
-            verb = verbs.get(report["rule"], f"rank {rank} failed: ")
-            return rank, verb + str(report["message"])
+            return rank, _sentence(rank, report)
     return None, ""
 
 
@@ -156,10 +154,16 @@ def outcome(
         return Outcome(rule=report["rule"], message=message, rank=first[0])
     if "rule" in report:
         return Outcome(
-            rule=report["rule"], message=report["message"], rank=report.get("rank", rank)
+            rule=report["rule"], message=_sentence(rank, report), rank=report.get("rank", rank)
         )
     paths = tuple(Receipt(**{**path, "rows": tuple(path["rows"])}) for path in report["paths"])
     return Outcome(outputs=parcel.unpack(report["layout"], handle), paths=paths)
+
+
+def _sentence(rank: int, report: Mapping[str, Any]) -> str:
+    """How a rank failed by itself; who waited in vain names others, not itself."""
+    verbs = {"crash": f"rank {rank} raised ", "timeout": ""}
+    return verbs.get(report["rule"], f"rank {rank} failed: ") + str(report["message"])
 
 
 def _end_of_all(found: Found, statuses: Mapping[int, int], ranks: int) -> Outcome:

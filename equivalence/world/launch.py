@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
@@ -63,6 +64,7 @@ class Launcher:
         host: None until it is needed.
         living: None until ranks are needed, and after a failure.
         closed: whether nothing may run any more.
+        turn: held by the thread whose function runs; others wait for it.
     """
 
     ranks: int
@@ -72,6 +74,7 @@ class Launcher:
     host: Host | None = None
     living: Living | None = None
     closed: bool = False
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
 
 def start(launcher: Launcher) -> None:
@@ -116,35 +119,8 @@ def run(
     """
     where = naming.address(function)
     told = naming.settings(settings, inputs)
-    if launcher.closed:
-        raise UsageError("this pool of ranks is closed: run functions inside its with block")
-    try:
-        living = _ready(launcher, preload=where["module"])
-        layout, handle = parcel.pack(inputs, tag=living.place.tag)
-    except MemoryError as error:
-        failed = Outcome(rule="out-of-memory", message=str(error))
-        return [failed] * launcher.ranks
-    message = {"function": where, "settings": told, "inputs": layout, "path": _paths()}
-    try:
-        for rank in range(launcher.ranks):
-            cells.begin(living.control, rank)
-        for link in living.links:
-            with suppress(OSError):  # a dead rank is found below
-                wire.send(link, message, [] if handle is None else [handle])
-        start = timeout if str(where) in living.ran else silence.START
-        found = gather.collect(living.links, living.control, timeout=timeout, start=start)
-    except BaseException:
-        end(launcher)
-        raise
-    finally:
-        if handle is not None:
-            os.close(handle)
-    living.ran.add(str(where))
-    statuses = end(launcher) if found.failed else {}
-    if found.refused:
-        gather.discard(found)
-        raise UsageError(found.refused)
-    return gather.outcomes(found, statuses, launcher.ranks)
+    with launcher.turn:
+        return _run(launcher, where, told, inputs=inputs, timeout=timeout)
 
 
 def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int]:
@@ -171,6 +147,46 @@ def close(launcher: Launcher) -> None:
     launcher.closed = True
     end(launcher, grace=_ENDING)
     _dismiss(launcher)
+
+
+def _run(
+    launcher: Launcher,
+    where: dict[str, str],
+    settings: dict[str, Any],
+    *,
+    inputs: Mapping[str, Tensor],
+    timeout: float,
+) -> list[Outcome]:
+    """Run a function that ranks can find, with settings that they can be told."""
+    if launcher.closed:
+        raise UsageError("this pool of ranks is closed: run functions inside its with block")
+    try:
+        living = _ready(launcher, preload=where["module"])
+        layout, handle = parcel.pack(inputs, tag=living.place.tag)
+    except MemoryError as error:
+        failed = Outcome(rule="out-of-memory", message=str(error))
+        return [failed] * launcher.ranks
+    message = {"function": where, "settings": settings, "inputs": layout, "path": _paths()}
+    try:
+        for rank in range(launcher.ranks):
+            cells.begin(living.control, rank)
+        for link in living.links:
+            with suppress(OSError):  # a dead rank is found below
+                wire.send(link, message, [] if handle is None else [handle])
+        start = timeout if str(where) in living.ran else silence.START
+        found = gather.collect(living.links, living.control, timeout=timeout, start=start)
+    except BaseException:
+        end(launcher)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+    living.ran.add(str(where))
+    statuses = end(launcher) if found.failed else {}
+    if found.refused:
+        gather.discard(found)
+        raise UsageError(found.refused)
+    return gather.outcomes(found, statuses, launcher.ranks)
 
 
 def _ready(launcher: Launcher, *, preload: str) -> Living:

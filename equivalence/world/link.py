@@ -23,7 +23,8 @@ class Link:
             may be used again.
         barrier: returns once every rank has called it as often; what each wrote to exported memory
             before can then be read by all.
-        all_reduce: adds up a tensor over ranks, in place on every rank; u8 adds as bytes.
+        all_reduce: adds up a tensor over ranks, in place on every rank; u8 adds as bytes. All
+            ranks bring the same size.
         agree: the least of the numbers that ranks say.
         peer_memory: whether this rank can read what others export.
     """

@@ -77,12 +77,17 @@ def over(
         meet(cells.BARRIER, ready)
         cells.running(control, place.rank)
 
+    def compare(size: int) -> list[int]:
+        cells.bring(control, place.rank, size)
+        meet(cells.COLLECTIVE)
+        return cells.brought(control)
+
     together = collectives.Collectives(
         store=store,
         rank=place.rank,
         ranks=place.ranks,
         timeout=place.timeout,
-        meet=lambda: meet(cells.COLLECTIVE),
+        meet=compare,
         leave=lambda: cells.running(control, place.rank),
     )
     world = World(

@@ -115,10 +115,8 @@ def run(
 
 
 def _report(living: _Living, rank: int, error: BaseException) -> dict[str, Any]:
-    """What is told of a rank that raised: as of a process, with its number and without the line."""
+    """What is told of a rank that raised: as of a process, without the line."""
     report = call.failure(error, place=False)
-    if "released" not in report and report["rule"] != "timeout":
-        report["message"] = f"rank {rank}: {report['message']}"
     return {**report, "where": silence.where(living.control, rank)}
 
 
@@ -135,8 +133,7 @@ def _outcomes(
     if away:
         lost = Outcome(rule="timeout", message=away[0]["message"], rank=away[0]["rank"])
         return [lost] * (len(made) + len(reports))
-    first, sentence = gather.first(reports)
-    blamed = first, sentence if first is None else reports[first]["message"]
+    blamed = gather.first(reports)
     failed = {r: gather.outcome(r, report, None, first=blamed) for r, report in reports.items()}
     return [{**made, **failed}[rank] for rank in range(len(made) + len(reports))]
 

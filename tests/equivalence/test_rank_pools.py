@@ -88,9 +88,9 @@ def test_a_rank_that_failed_decides_nothing() -> None:
     with pytest.raises(Undecided, match=r"^ranks failed \(timeout\): rank 1 was silent$") as caught:
         assert_ranks_identical([*outcomes({"x": torch.zeros(1)}), silent])
     assert caught.value.verdict.status is Status.UNDECIDED
-    waited = Outcome(rule="crash", message="rank 1 raised ValueError: bad; this rank waited")
-    raised = Outcome(rule="crash", message="ValueError: bad")
-    with pytest.raises(Undecided, match=r"^rank 1 failed \(crash\): ValueError: bad$"):
+    waited = Outcome(rule="crash", message="rank 1 raised it; this rank waited", rank=1)
+    raised = Outcome(rule="crash", message="rank 1 raised ValueError: bad", rank=1)
+    with pytest.raises(Undecided, match=r"^ranks failed \(crash\): rank 1 raised ValueError: bad$"):
         assert_ranks_identical([waited, raised])
     with pytest.raises(UsageError, match=r"what Pool\.run returns, not Tensor"):
         assert_ranks_identical([torch.zeros(1)])  # type: ignore[list-item]

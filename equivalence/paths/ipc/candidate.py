@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from equivalence import receipt
+from equivalence import ranks, receipt
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import step, ways
 from equivalence.world import threads
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class RanksFailed(RuntimeError):  # noqa: N818 - it says what happened, as TimeoutError does
-    """Ranks gave no result; `rule` says how, as in a Finding, and `rank` which one did first."""
+    """Ranks gave no result; `rule` says how, as in a Finding, and `rank` which one failed first."""
 
-    def __init__(self, message: str, *, rule: str, rank: int) -> None:
+    def __init__(self, message: str, *, rule: str, rank: int | None) -> None:
         """Keep the sentence, how the rank failed, and which it was."""
         super().__init__(message)
         self.rule = rule
@@ -99,14 +98,16 @@ def stacked(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
     Raises:
         RanksFailed: a rank gave no result.
     """
-    failed = [rank for rank, outcome in enumerate(outcomes) if outcome.rule]
-    if failed:
-        raise _failure(outcomes, failed)
+    failure = ranks.failure(outcomes)
+    if failure is not None:
+        failed = sum(bool(outcome.rule) for outcome in outcomes)
+        told = f"{failure.message} ({failed} of {len(outcomes)} ranks gave no result)"
+        raise RanksFailed(told, rule=failure.rule, rank=failure.rank)
     for outcome in outcomes:
         for path in outcome.paths:
             for rows in path.rows:
-                told = {"version": path.version, "arch": path.arch, **path.arguments}
-                receipt.leave(path.kernel, rows=rows, **told)  # type: ignore[arg-type]  # as it was left
+                about = {"version": path.version, "arch": path.arch, **path.arguments}
+                receipt.leave(path.kernel, rows=rows, **about)  # type: ignore[arg-type]  # as it was left
     most = max(len(outcome.outputs["strays"]) for outcome in outcomes)
     made = {}
     for name in outcomes[0].outputs:
@@ -131,20 +132,6 @@ def local(way: str, **settings: Any) -> Candidate:  # noqa: ANN401 - as `over`
         return result
 
     return candidate
-
-
-def _failure(outcomes: Sequence[Outcome], failed: Sequence[int]) -> RanksFailed:
-    """One error: the rank that failed by itself, then how many did not get further for it."""
-    own = [rank for rank in failed if "RankLost" not in outcomes[rank].message] or list(failed)
-    first = min(own, key=lambda rank: outcomes[rank].rule != "crash")
-    outcome = outcomes[first]
-    named = re.match(r"ranks? (\d+)", outcome.message)
-    told = outcome.message if named else f"rank {first}: {outcome.message}"
-    return RanksFailed(
-        f"{told} ({len(failed)} of {len(outcomes)} ranks gave no result)",
-        rule=outcome.rule,
-        rank=int(named[1]) if named else first,
-    )
 
 
 def _alone(way: str) -> Candidate:

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -132,17 +133,17 @@ def test_ranks_must_export_alike(four: Pool) -> None:
         assert outcome.rule == "crash"
         assert "exports 'pool' as [4, " in outcome.message
         assert "every rank gives the same shape" in outcome.message
-    for outcome in four.run(rank_calls.exports_apart):
-        assert outcome.message.startswith(
-            "UsageError: ranks exchange different things: rank 0 'export pool 0', rank 1 'export "
-        )
+    says = "ranks exchange different things: rank 0 'export pool 0', rank 1 'export "
+    for rank, outcome in enumerate(four.run(rank_calls.exports_apart)):
+        assert outcome.message.startswith(f"rank {rank} raised UsageError: {says}")
 
 
 def test_memory_that_nobody_has_is_told(four: Pool) -> None:
     """Every rank says that there is no room, and which rank had none."""
-    for outcome in four.run(rank_calls.exports_too_much):
+    says = "rank 0 cannot export 'all': /dev/shm has "
+    for rank, outcome in enumerate(four.run(rank_calls.exports_too_much)):
         assert outcome.rule == "out-of-memory"
-        assert outcome.message.startswith("rank 0 cannot export 'all': /dev/shm has ")
+        assert outcome.message.startswith(f"rank {rank} failed: {says}")
 
 
 _ENDED = "; ranks 0 1 3 were ended"
@@ -203,51 +204,69 @@ def test_one_rank_ends_all_and_is_named(
 
 
 @pytest.mark.parametrize(
-    ("how", "rule", "own", "others"),
+    ("how", "rule", "says"),
     [
-        (
-            "raises",
-            "crash",
-            "ValueError: no such page (rank_calls.py:",
-            "rank 2 raised ValueError: no such page (rank_calls.py:",
-        ),
-        ("leaves", "crash", "SystemExit: 0 (rank", "rank 2 raised SystemExit: 0 (rank"),
-        ("memory", "out-of-memory", "no room", "rank 2 failed: no room; this rank waited in"),
+        ("raises", "crash", "rank 2 raised ValueError: no such page (rank_calls.py:"),
+        ("leaves", "crash", "rank 2 raised SystemExit: 0 (rank"),
+        ("memory", "out-of-memory", "rank 2 failed: no room"),
     ],
 )
-def test_what_a_rank_raises_releases_the_others(
-    four: Pool, how: str, rule: str, own: str, others: str
-) -> None:
+def test_what_a_rank_raises_releases_the_others(four: Pool, how: str, rule: str, says: str) -> None:
     """Long before the time limit the others say who raised what and where they waited."""
     began = time.monotonic()
     outcomes = four.run(rank_calls.stumbles, rank=2, how=how)
     assert time.monotonic() - began < 5
     assert outcomes[2].rule == rule
-    assert outcomes[2].message.startswith(own)
+    assert outcomes[2].message.startswith(says)
     assert [outcome.rank for outcome in outcomes] == [2] * 4
     for rank in (0, 1, 3):
         assert outcomes[rank].rule == "crash"
-        assert outcomes[rank].message.startswith(others)
-        assert outcomes[rank].message.endswith("; this rank waited in barrier 2")
+        assert outcomes[rank].message == f"{outcomes[2].message}; this rank waited in barrier 2"
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        (3, "rank 0 adds up 8 bytes and rank 1 adds up 3 bytes: all ranks bring the same size"),
+        (0, "rank 0 adds up 8 bytes and rank 1 agrees on a number: all ranks bring the same size"),
+    ],
+)
+def test_a_sum_of_two_sizes_is_refused_on_every_rank(four: Pool, size: int, says: str) -> None:
+    """By what rank 0 and the first other one bring, before any process ends for it."""
+    for rank, outcome in enumerate(four.run(rank_calls.unequal, rank=1, size=size)):
+        assert outcome.message.startswith(f"rank {rank} raised ValueError: {says} (rank_calls.py:")
+
+
+def test_threads_take_turns_on_a_pool(four: Pool) -> None:
+    """Each has its own result."""
+
+    def add(number: int) -> list[Outcome]:
+        return four.run(rank_calls.numbers, inputs={"x": torch.tensor(0)}, add=number)
+
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(add, range(8)))
+    assert [outputs(each, "x") for each in made] == [[n, n + 1, n + 2, n + 3] for n in range(8)]
 
 
 def test_ranks_that_all_refuse_say_so_themselves(four: Pool) -> None:
     """Each outcome is the rank's own."""
     for rank, outcome in enumerate(four.run(rank_calls.refuses)):
-        assert outcome.message.startswith(f"UsageError: rank {rank} has no room (rank_calls")
+        assert outcome.message.startswith(
+            f"rank {rank} raised UsageError: rank {rank} has no room (rank_calls"
+        )
 
 
 def test_what_is_raised_after_a_release_is_a_release(four: Pool) -> None:
     """The first failure is told, not what followed from it."""
     outcomes = four.run(rank_calls.wraps)
-    assert outcomes[0].message.startswith("ValueError: first")
+    assert outcomes[0].message.startswith("rank 0 raised ValueError: first")
     assert outcomes[1].message.startswith("rank 0 raised ValueError: first")
 
 
 def test_a_rank_that_raises_releases_those_that_exchange_names(four: Pool) -> None:
     """Who waits for names is released as who waits in a barrier."""
     outcomes = four.run(rank_calls.raises_while_others_wait)
-    assert outcomes[0].message.startswith("ValueError: no")
+    assert outcomes[0].message.startswith("rank 0 raised ValueError: no")
     assert outcomes[3].message.endswith("; this rank waited in exchange 1")
 
 
@@ -334,7 +353,7 @@ def test_a_result_that_is_no_output_is_told(four: Pool) -> None:
     }.items():
         outcome = four.run(rank_calls.returns, what=what)[3]
         assert outcome.rule == "not-compared"
-        assert outcome.message.startswith(message)
+        assert outcome.message.startswith(f"rank 3 failed: {message}")
 
 
 def test_receipts_of_a_rank_come_with_its_outcome(four: Pool) -> None:
@@ -436,7 +455,8 @@ def test_a_device_that_a_transport_has_not_is_refused() -> None:
     """Transport shm is the CPU's memory."""
     with ranks.start(1, device="cuda:0") as pool:
         (outcome,) = pool.run(rank_calls.nothing)
-    assert outcome.message.startswith("UsageError: transport shm is memory of the CPU")
+    says = "rank 0 raised UsageError: transport shm is memory of the CPU"
+    assert outcome.message.startswith(says)
 
 
 def test_a_host_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,5 +504,5 @@ def test_a_function_may_have_its_own_groups(four: Pool, tmp_path: Path) -> None:
 def test_an_error_without_words_is_told(four: Pool) -> None:
     """Neither a broken str nor odd characters reach the user."""
     messages = [outcome.message for outcome in four.run(rank_calls.speechless)]
-    assert messages[0].startswith("SpeechlessError: no message (rank_calls.py:")
-    assert messages[1].startswith("ValueError: \\x1b[31mred (rank_calls.py:")
+    assert messages[0].startswith("rank 0 raised SpeechlessError: no message (rank_calls.py:")
+    assert messages[1].startswith("rank 1 raised ValueError: \\x1b[31mred (rank_calls.py:")

@@ -81,8 +81,8 @@ def ends(link: Link, *, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "rule", "says"),
     [
-        ("raises", "crash", "rank 1: KeyError: 'mine'"),
-        ("exits", "crash", "rank 1: SystemExit: no message"),
+        ("raises", "crash", "rank 1 raised KeyError: 'mine'"),
+        ("exits", "crash", "rank 1 raised SystemExit: no message"),
         (
             "returns",
             "timeout",
@@ -129,17 +129,17 @@ def strange(link: Link, *, what: str) -> object:
         (
             "names",
             "crash",
-            "rank 0: UsageError: ranks exchange different things: rank 0 'export name 0'",
+            "rank 0 raised UsageError: ranks exchange different things: rank 0 'export name 0'",
         ),
         (
             "shapes",
             "crash",
-            "rank 0: UsageError: rank 0 exports 'name' as [1], rank 1 as [2]: every rank",
+            "rank 0 raised UsageError: rank 0 exports 'name' as [1], rank 1 as [2]: every rank",
         ),
         (
             "result",
             "not-compared",
-            "rank 0: the function returned list: it returns tensors by name",
+            "rank 0 failed: the function returned list: it returns tensors by name",
         ),
     ],
 )
@@ -158,8 +158,8 @@ def unequal(link: Link, **_: Any) -> None:  # noqa: ANN401 - it takes none
 def test_a_sum_of_two_sizes_is_refused_on_every_rank() -> None:
     """By both sizes."""
     outcomes = run(2, unequal)
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.message == f"rank {rank}: ValueError: tensors of [2] and [3] are added up"
+    says = "ValueError: tensors of [2] and [3] are added up"
+    assert [o.message for o in outcomes] == [f"rank {rank} raised {says}" for rank in (0, 1)]
 
 
 def apart(link: Link, *, how: str) -> None:
@@ -175,7 +175,7 @@ def apart(link: Link, *, how: str) -> None:
     [
         (
             "agree",
-            "rank 0: ValueError: rank 1 adds nothing up in this round: it does another thing",
+            "rank 0 raised ValueError: rank 1 adds nothing up in this round: it does another thing",
         ),
         (
             "barrier",

@@ -56,7 +56,7 @@ def test_a_rank_that_is_gone_or_silent_ends_all(name: str, way: str) -> None:
     assert caught.value.rule in ("crash", "timeout")
     if name.startswith("killed"):
         assert caught.value.rank == 1
-        assert str(caught.value).startswith("rank 1: Killed: rank 1 is killed")
+        assert str(caught.value).startswith("rank 1 raised Killed: rank 1 is killed")
 
 
 @pytest.mark.parametrize(("name", "way"), WRONG)

@@ -172,7 +172,7 @@ def test_a_batch_that_may_not_be_composed_is_refused_on_every_rank(
     """With the same sentence and its ids, before anything is exported."""
     wanted = change(step([(8, 9)], cp=3, padding=0))
     outcomes = Threads(3).run(untouched, inputs=wanted.inputs, way=way, **wanted.params)
-    told = {outcome.message.partition(": ")[2] for outcome in outcomes}
+    told = {outcome.message.partition(" raised ")[2] for outcome in outcomes}
     assert len(told) == 1
     message = told.pop()
     assert message.startswith("ValueError: ")
