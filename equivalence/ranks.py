@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
+from equivalence.world import forked, launch, meeting, silence
 from equivalence.world import joined as others
-from equivalence.world import launch, meeting, member, silence
 from equivalence.world import transport as transports
 
 TIMEOUT = 30.0
@@ -91,9 +91,9 @@ def start(
     Raises:
         UsageError: there is no such transport or number of ranks, or a rank starts ranks.
     """
-    if member.VARIABLE in environ:
+    if forked.VARIABLE in environ:
         raise UsageError(
-            f"rank {environ[member.VARIABLE]} would start ranks of its own: in a script, start "
+            f"rank {environ[forked.VARIABLE]} would start ranks of its own: in a script, start "
             'them under `if __name__ == "__main__":`'
         )
     if not _is(number, int) or not 1 <= number <= MOST:

@@ -80,6 +80,19 @@ def unequal(link: Link, *, rank: int, size: int) -> None:
         link.all_reduce(torch.zeros(size if link.rank == rank else 8, dtype=torch.uint8))
 
 
+def goes_on(link: Link, *, rounds: int) -> Tensor:
+    """Sums of which every other one is refused, while one rank after another is late."""
+    refused = 0
+    for turn in range(rounds):
+        part = torch.ones(1 + turn % 2 * (link.rank == 1), dtype=torch.int32)
+        time.sleep(0.002 * (turn % link.ranks == link.rank))
+        try:
+            link.all_reduce(part)
+        except ValueError:
+            refused += 1
+    return torch.tensor([refused, int(part[0])])
+
+
 def stumbles(link: Link, *, rank: int, how: str) -> Tensor:
     """Two barriers, between which one rank does something else."""
     link.barrier()

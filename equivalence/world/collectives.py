@@ -10,12 +10,13 @@ has all of them.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
+
+from equivalence.world import groups
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 _A_NUMBER = -1
@@ -91,20 +92,15 @@ class Collectives:
     def _connected(self) -> dist.ProcessGroup:
         if not self.made:
             os.environ.setdefault(INTERFACE, "lo")
-            limit = timedelta(seconds=self.timeout)
-            if dist.is_initialized():
-                self.made.append(dist.new_group(backend="gloo", timeout=limit))
-                return self.made[0]
-            dist.init_process_group(
-                "gloo",
-                store=self.store("gloo"),
-                rank=self.rank,
-                world_size=self.ranks,
-                timeout=limit,
+            self.made.append(
+                groups.group(
+                    "gloo",
+                    store=self.store,
+                    rank=self.rank,
+                    ranks=self.ranks,
+                    timeout=self.timeout,
+                )
             )
-            if dist.group.WORLD is None:
-                raise RuntimeError("torch.distributed was started and has no group")
-            self.made.append(dist.group.WORLD)
         return self.made[0]
 
 

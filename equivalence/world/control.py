@@ -21,6 +21,7 @@ PLACES = ("barrier", "collective", "exchange")
 _WIDE = 8
 """A state and its number share a cell, so that both are read at once."""
 
+_HALVES = 2
 _YIELDS = 20
 _SHORTEST, _LONGEST = 20e-6, 1e-3
 _LOCK = threading.Lock()
@@ -30,7 +31,7 @@ _LOCK = threading.Lock()
 class Control:
     """The cells, as every process of a world sees them.
 
-    These are the flag, then by rank the states, times, bases and sizes, then the arrivals.
+    These are the flag, then by rank the states, times and bases, then the arrivals, then the sizes.
 
     Attributes:
         cells: int64.
@@ -58,7 +59,7 @@ class State:
 
 def size(ranks: int) -> int:
     """Bytes of the control memory of so many ranks."""
-    return 8 * (_first(ranks) + len(PLACES) * ranks * ranks)
+    return 8 * (_sizes(ranks) + _HALVES * ranks)
 
 
 def over(memory: memoryview, ranks: int) -> Control:
@@ -120,14 +121,15 @@ def lacking(control: Control, rank: int, waits: State) -> list[int]:
     ]
 
 
-def bring(control: Control, rank: int, size: int) -> None:
-    """Before this rank arrives: how much it brings with it."""
-    control.cells[_sizes(control) + rank] = size
+def bring(control: Control, rank: int, place: int, size: int) -> None:
+    """Before this rank arrives at a place: how much it brings."""
+    coming = arrived(control, place, rank, rank) + 1
+    control.cells[_half(control, coming) + rank] = size
 
 
-def brought(control: Control) -> list[int]:
-    """How much each rank brought with it, once all have arrived."""
-    first = _sizes(control)
+def brought(control: Control, number: int) -> list[int]:
+    """How much each rank brought the last time that all arrived, and as often as this."""
+    first = _half(control, number)
     return control.cells[first : first + control.ranks].tolist()
 
 
@@ -215,12 +217,17 @@ def _base(control: Control, place: int, rank: int) -> int:
     return 1 + (2 + place) * control.ranks + rank
 
 
-def _sizes(control: Control) -> int:
-    return 1 + (2 + len(PLACES)) * control.ranks
-
-
 def _first(ranks: int) -> int:
-    return 1 + (3 + len(PLACES)) * ranks
+    return 1 + (2 + len(PLACES)) * ranks
+
+
+def _sizes(ranks: int) -> int:
+    return _first(ranks) + len(PLACES) * ranks * ranks
+
+
+def _half(control: Control, number: int) -> int:
+    """Where sizes are: whoever brings the next one leaves those that others still read."""
+    return _sizes(control.ranks) + number % _HALVES * control.ranks
 
 
 def _row(control: Control, place: int, receiver: int) -> int:

@@ -74,7 +74,7 @@ class Barrier:
         self._counts[0] += 1
         for flags in self._flags:
             flags[0, self._world.rank].fill_(self._counts[0])
-        self._world.wait(self._seen(self._counts[0]))
+        self._world.barrier(self._seen(self._counts[0]))
 
     def on_stream(self) -> None:
         """The same for streams alone: the host goes on, and nobody notices a rank that is gone."""
@@ -173,7 +173,8 @@ def _table(world: World, device: torch.device) -> exports.Export:
     """Exports of one rank by names of their own."""
     # What is used again may still be read: everybody's work is done before zeros go there.
     settle = partial(torch.cuda.synchronize, device)
-    return exports.table(world, Memory(world=world, device=device).make, settle=settle)
+    make = Memory(world=world, device=device).make
+    return exports.table(world.rank, world.share, make, settle=settle)
 
 
 def _room(shape: tuple[int, ...]) -> int:

@@ -1,9 +1,8 @@
 """Which device a rank is on, when its work is done, and sums over ranks of device memory."""
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from equivalence.errors import UsageError
+from equivalence.world import groups
 from equivalence.world.transport import World
 
 if TYPE_CHECKING:
@@ -97,25 +97,19 @@ def nccl(world: World, device: torch.device) -> "ProcessGroup":
     Raises:
         RuntimeError: NCCL does not add up.
     """
-    limit = timedelta(seconds=world.timeout)
-    group: Any
-    if dist.is_initialized():
-        group = dist.new_group(backend="nccl", timeout=limit)
-    else:
-        dist.init_process_group(
-            "nccl",
-            store=world.store("nccl"),
-            rank=world.rank,
-            world_size=world.ranks,
-            timeout=limit,
-        )
-        group = dist.group.WORLD
+    group: ProcessGroup = groups.group(
+        "nccl",
+        store=world.store,
+        rank=world.rank,
+        ranks=world.ranks,
+        timeout=world.timeout,
+    )
     world.at_end(partial(_leave, group))
     probe = torch.ones(1, dtype=torch.uint8, device=device)
     dist.all_reduce(probe, group=group)
     if int(probe) != world.ranks % 256:
         raise RuntimeError(f"NCCL adds {world.ranks} ones up to {int(probe)}")
-    return group  # type: ignore[no-any-return]  # this rank is in it
+    return group
 
 
 def _leave(group: "ProcessGroup", failed: bool) -> None:  # noqa: FBT001 - as World.at_end

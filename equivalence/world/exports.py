@@ -1,20 +1,24 @@
 """What ranks export by name: the same memory while the shape stays, other memory after that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from equivalence.errors import UsageError
-from equivalence.world.transport import World
 
 Export = Callable[[str, tuple[int, ...]], tuple[Tensor, ...]]
+Share = Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
 
 
-def table(world: World, make: Export, *, settle: Callable[[], None] = lambda: None) -> Export:
+def table(
+    rank: int, share: Share, make: Export, *, settle: Callable[[], None] = lambda: None
+) -> Export:
     """`Link.export` of one rank, with a table of its own.
 
     Args:
-        world: of this rank.
+        rank: this one.
+        share: every rank's payload.
         make: (name, shape) -> new zeros of every rank, once all are there to be read; every rank
             calls it, and none has the memory of the name's old shape any more.
         settle: returns when nothing that this rank was given before reads exported memory.
@@ -25,7 +29,7 @@ def table(world: World, make: Export, *, settle: Callable[[], None] = lambda: No
         shape = tuple(shape)
         if name not in held or held[name][0] != shape:
             settle()
-            _agree(world, name, shape)
+            _agree(rank, share, name, shape)
             # Memory of the old shape goes first, or both would have to fit.
             held.pop(name, None)
             held[name] = (shape, make(name, shape))
@@ -34,15 +38,15 @@ def table(world: World, make: Export, *, settle: Callable[[], None] = lambda: No
     return export
 
 
-def _agree(world: World, name: str, shape: tuple[int, ...]) -> None:
+def _agree(rank: int, share: Share, name: str, shape: tuple[int, ...]) -> None:
     """Come together with every rank that exports this.
 
     Raises:
         UsageError: one exports another shape.
     """
-    for rank, told in enumerate(world.share(f"export {name}", {"shape": list(shape)})):
+    for other, told in enumerate(share(f"export {name}", {"shape": list(shape)})):
         if told["shape"] != list(shape):
             raise UsageError(
-                f"rank {world.rank} exports {name!r} as {list(shape)}, "
-                f"rank {rank} as {told['shape']}: every rank gives the same shape"
+                f"rank {rank} exports {name!r} as {list(shape)}, "
+                f"rank {other} as {told['shape']}: every rank gives the same shape"
             )

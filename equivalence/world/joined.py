@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
-from equivalence.world import call, gather, meeting, naming, parcel, peers, segment, silence
+from equivalence.world import call, meeting, naming, parcel, processes, reports, segment, silence
 from equivalence.world import control as cells
 from equivalence.world.transport import Gone, Released, Silent
 
@@ -96,7 +96,7 @@ def leave(member: meeting.Member) -> None:
         member.store.set(keys[member.rank], "")
         if not member.rank:
             meeting.wait_for(member, member.store, keys, limit=_FAREWELL)
-    peers.leave(member.watched)
+    processes.leave(member.watched)
 
 
 def _begun(member: meeting.Member, told: dict[str, Any], *, timeout: float) -> meeting.Shared:
@@ -155,16 +155,16 @@ def _outcomes(
         cells.end(control)
     cells.finished(control, rank)
     turn = next(member.serial)
-    reports: dict[int, dict[str, Any]] = {}
+    heard: dict[int, dict[str, Any]] = {}
     try:
         shared.store.set(f"report/{turn}/{rank}", json.dumps(report))
-        while len(reports) < member.ranks:
+        while len(heard) < member.ranks:
             # Asked first: who is gone by then has told all that it ever tells.
-            gone = peers.ended(member.watched)
-            for each in set(range(member.ranks)) - set(reports):
+            gone = processes.ended(member.watched)
+            for each in set(range(member.ranks)) - set(heard):
                 if shared.store.check([f"report/{turn}/{each}"]):
-                    reports[each] = json.loads(shared.store.get(f"report/{turn}/{each}"))
-            lost = set(gone) - set(reports)
+                    heard[each] = json.loads(shared.store.get(f"report/{turn}/{each}"))
+            lost = set(gone) - set(heard)
             if lost and "released" in report:
                 raise Released
             meeting.absent(lost)
@@ -175,23 +175,17 @@ def _outcomes(
                 own = report["message"] if report.get("rule") == "timeout" else ""
                 raise Silent(own or accused[1], rank=accused[0])
             time.sleep(_PAUSE)
-        outcomes = _told(member, reports)
+        outcomes = reports.told(
+            dict(sorted(heard.items())),
+            member.ranks,
+            made=lambda rank: reports.outcome(heard[rank], None),
+        )
         shared.store.set(f"taken/{turn}/{rank}", "")
         meeting.wait_for(
             member, shared.store, {each: f"taken/{turn}/{each}" for each in range(member.ranks)}
         )
     finally:
         parcel.discard(layout)
-    if any("rule" in each for each in reports.values()):
+    if any("rule" in each for each in heard.values()):
         close(member, failed=True)
     return outcomes
-
-
-def _told(member: meeting.Member, reports: Mapping[int, Mapping[str, Any]]) -> list[Outcome]:
-    """The outcomes that ranks reported; one that waited in vain speaks for all."""
-    away = [each for each in reports.values() if each.get("rule") == "timeout"]
-    if away:
-        lost = Outcome(rule="timeout", message=away[0]["message"], rank=away[0]["rank"])
-        return [lost] * member.ranks
-    first = gather.first(dict(sorted(reports.items())))
-    return [gather.outcome(rank, reports[rank], None, first=first) for rank in range(member.ranks)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
-from equivalence.world import gather, naming, parcel, segment, silence, wire
+from equivalence.world import naming, parcel, reports, segment, silence, wire
 from equivalence.world.control import Control
 from equivalence.world.side import Place
 
@@ -123,15 +123,16 @@ def run(
         return _run(launcher, where, told, inputs=inputs, timeout=timeout)
 
 
-def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int]:
+def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int] | None:
     """End all ranks and remove what they left; the next run has fresh ones.
 
     Returns:
-        how each rank ended; nothing where the host has died.
+        how each rank ended, nothing of those that did not in time; None where the host had died.
     """
     living, launcher.living = launcher.living, None
     if living is None:
         return {}
+    died = _died(launcher)
     cells.end(living.control)
     for link in living.links:
         link.close()
@@ -139,7 +140,8 @@ def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int]:
         answer = _ask(launcher, {"end": grace}, limit=grace + _ENDING)
     finally:
         segment.clean(living.place.tag)
-    return {int(rank): status for rank, status in answer.get("statuses", {}).items()}
+    told = answer.get("statuses", {})
+    return None if died else {int(rank): status for rank, status in told.items()}
 
 
 def close(launcher: Launcher) -> None:
@@ -174,7 +176,7 @@ def _run(
             with suppress(OSError):  # a dead rank is found below
                 wire.send(link, message, [] if handle is None else [handle])
         start = timeout if str(where) in living.ran else silence.START
-        found = gather.collect(living.links, living.control, timeout=timeout, start=start)
+        found = reports.collect(living.links, living.control, timeout=timeout, start=start)
     except BaseException:
         end(launcher)
         raise
@@ -184,17 +186,16 @@ def _run(
     living.ran.add(str(where))
     statuses = end(launcher) if found.failed else {}
     if found.refused:
-        gather.discard(found)
+        reports.discard(found)
         raise UsageError(found.refused)
-    return gather.outcomes(found, statuses, launcher.ranks)
+    return reports.outcomes(found, statuses, launcher.ranks)
 
 
 def _ready(launcher: Launcher, *, preload: str) -> Living:
     """Ranks that can run a function: those of the last run, or fresh ones."""
-    host, living = launcher.host, launcher.living
-    alone = host is None or host.process.poll() is not None
+    living = launcher.living
     # Idle ranks say nothing: one of which something is heard has died since.
-    if living is not None and (alone or wire.anything(living.links, within=0)):
+    if living is not None and (_died(launcher) or wire.anything(living.links, within=0)):
         end(launcher)
     if launcher.living is None:
         launcher.living = _fork(launcher, preload)
@@ -203,7 +204,7 @@ def _ready(launcher: Launcher, *, preload: str) -> Living:
 
 def _fork(launcher: Launcher, preload: str) -> Living:
     """Fork fresh ranks."""
-    if launcher.host is None or launcher.host.process.poll() is not None:
+    if _died(launcher):
         _dismiss(launcher)
         start(launcher)
     tag = segment.fresh_tag()
@@ -257,6 +258,11 @@ def _ask(
         _dismiss(launcher)
         return {}
     return found[0]
+
+
+def _died(launcher: Launcher) -> bool:
+    """Whether there is no host, or none that lives."""
+    return launcher.host is None or launcher.host.process.poll() is not None
 
 
 def _dismiss(launcher: Launcher) -> None:

@@ -16,8 +16,9 @@ from torch.distributed.rendezvous import rendezvous
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
-from equivalence.world import peers, segment, side, silence, transport
+from equivalence.world import processes, segment, side, silence, transport
 from equivalence.world.control import Control
+from equivalence.world.exports import Share
 from equivalence.world.link import Link
 from equivalence.world.side import Place
 from equivalence.world.transport import Gone, Silent
@@ -45,7 +46,7 @@ class Shared:
     control: Control
     place: Place
     link: Link
-    share: Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
+    share: Share
     close: Callable[[bool], None]
 
 
@@ -98,7 +99,7 @@ def store(environment: Mapping[str, str], *, timeout: float) -> tuple[Store, int
         )
     try:
         found, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-        peers.tell(found, rank)
+        processes.tell(found, rank)
     except (ValueError, RuntimeError) as error:
         told = str(error).splitlines()[0]
         raise UsageError(
@@ -136,12 +137,11 @@ def world(member: Member) -> Shared:
         if not member.rank:
             tag = segment.fresh_tag()
             path, handle = segment.create(size, tag=tag)
-            own.set("control", str(path))
+            own.set("control", json.dumps({"tag": tag, "path": str(path)}))
         else:
             wait_for(member, own, {0: "control"}, limit=limit)
-            found = Path(own.get("control").decode())
-            tag = found.name.rpartition("-")[0]
-            handle = segment.attach(found, size)
+            found = json.loads(own.get("control"))
+            tag, handle = found["tag"], segment.attach(Path(found["path"]), size)
         control = cells.over(memoryview(segment.memory(handle, size)), member.ranks)
         own.set(f"mapped/{member.rank}", "")
         mapped = {rank: f"mapped/{rank}" for rank in range(member.ranks)}
@@ -160,7 +160,7 @@ def world(member: Member) -> Shared:
 
     if not member.watched:
         others = (rank for rank in range(member.ranks) if rank != member.rank)
-        member.watched = peers.watch(member.store, others)
+        member.watched = processes.watch(member.store, others)
 
     def share(name: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
         return _share(member, own, control, name, payload)
@@ -203,7 +203,7 @@ def wait_for(
     deadline = time.monotonic() + limit
     while True:
         # Asked first: who is gone by then has set all that it ever sets.
-        gone = peers.ended(member.watched)
+        gone = processes.ended(member.watched)
         missing = [rank for rank, key in keys.items() if not store.check([key])]
         if not missing:
             return
@@ -258,7 +258,7 @@ def _share(
 
 def _doubt(member: Member) -> Gone | None:
     """What to raise in a wait for every rank, where one has ended."""
-    gone = peers.ended(member.watched)
+    gone = processes.ended(member.watched)
     return _ended(gone) if gone else None
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from equivalence.world import control as cells
-from equivalence.world import member, segment, wire
+from equivalence.world import forked, segment, wire
 from equivalence.world.side import Place
 
 _OWN = ("equivalence.", "refimpl.")
@@ -75,7 +75,7 @@ def _fork(
     for rank in range(message["fork"]["ranks"]):
         child = os.fork()
         if not child:
-            member.die_with(host)
+            forked.die_with(host)
             link.close()
             return rank
         ranks[rank] = child
@@ -94,7 +94,7 @@ def _become(rank: int, asked: Mapping[str, Any], handles: Sequence[int]) -> None
     size = cells.size(place.ranks)
     control = cells.over(memoryview(segment.memory(memory, size)), place.ranks)
     with socket.socket(fileno=connections[rank]) as launcher:
-        member.live(place, control, launcher)
+        forked.live(place, control, launcher)
     _leave()
 
 

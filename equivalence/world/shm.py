@@ -26,8 +26,8 @@ def link(world: World) -> Link:
         ranks=world.ranks,
         device=torch.device("cpu"),
         transport="shm",
-        export=exports.table(world, partial(_exchanged, world)),
-        barrier=world.barrier,
+        export=exports.table(world.rank, world.share, partial(_exchanged, world)),
+        barrier=partial(world.barrier, None),
         all_reduce=world.all_reduce,
         agree=world.agree,
     )

@@ -1,15 +1,15 @@
 """One rank's side of a world: what its transport is given, made over the control memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from torch._C._distributed_c10d import Store
 
 from equivalence.world import collectives
 from equivalence.world import control as cells
 from equivalence.world.control import Control
+from equivalence.world.exports import Share
 from equivalence.world.transport import Silent, World
 
 
@@ -40,7 +40,7 @@ def over(
     place: Place,
     control: Control,
     *,
-    share: Callable[[str, Mapping[str, Any]], list[dict[str, Any]]],
+    share: Share,
     store: Callable[[str], Store],
     limit: Callable[[], float] = lambda: float("inf"),
     accuse: Callable[[], Silent] = Silent,
@@ -68,19 +68,19 @@ def over(
             with suppress(RuntimeError, ValueError, AssertionError):
                 ends.pop()(failed)
 
-    def meet(at: int, ready: Callable[[], bool] | None = None) -> None:
+    def meet(at: int, ready: Callable[[], bool] | None = None) -> int:
         number = cells.arrive(control, place.rank, at)
         together = ready or cells.everybody(control, place.rank, at, number)
         cells.wait(control, timeout=limit(), ready=together, accuse=accuse, doubt=doubt)
+        return number
 
     def barrier(ready: Callable[[], bool] | None = None) -> None:
         meet(cells.BARRIER, ready)
         cells.running(control, place.rank)
 
     def compare(size: int) -> list[int]:
-        cells.bring(control, place.rank, size)
-        meet(cells.COLLECTIVE)
-        return cells.brought(control)
+        cells.bring(control, place.rank, cells.COLLECTIVE, size)
+        return cells.brought(control, meet(cells.COLLECTIVE))
 
     together = collectives.Collectives(
         store=store,
@@ -97,7 +97,6 @@ def over(
         timeout=place.timeout,
         tag=place.tag,
         share=share,
-        wait=barrier,
         barrier=barrier,
         all_reduce=together.all_reduce,
         agree=together.agree,

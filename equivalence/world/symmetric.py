@@ -40,7 +40,9 @@ def link(world: World) -> Link:
         device=device,
         transport="symmetric",
         # A rank that still reads memory of the old shape must not lose it.
-        export=exports.table(world, memory.make, settle=partial(torch.cuda.synchronize, device)),
+        export=exports.table(
+            world.rank, world.share, memory.make, settle=partial(torch.cuda.synchronize, device)
+        ),
         barrier=Barrier(world, memory.handle((world.ranks,))[0], device),
         all_reduce=devices.by_nccl(group),
         agree=world.agree,
@@ -64,7 +66,7 @@ class Barrier:
     def __call__(self) -> None:
         """Return once every rank has come as often."""
         self.on_stream()
-        self._world.wait(devices.mark(self._device))
+        self._world.barrier(devices.mark(self._device))
 
     def on_stream(self) -> None:
         """The same for streams alone: the host goes on, and nobody notices a rank that is gone."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
-from equivalence.world import call, exports, gather, silence
+from equivalence.world import call, exports, reports, silence
 from equivalence.world import control as cells
 from equivalence.world.link import Link
-from equivalence.world.transport import Silent, World
+from equivalence.world.transport import Silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +74,7 @@ class Threads:
         """Call `function(link, **inputs, **settings)` on every rank; an Outcome a rank."""
         living, self._living = self._living or _begin(self.count), None
         living.timeout = self.timeout if timeout is None else timeout
-        reports: dict[int, dict[str, Any]] = {}
+        failed: dict[int, dict[str, Any]] = {}
         made: dict[int, Outcome] = {}
         for rank in range(self.count):
             cells.begin(living.control, rank)
@@ -88,7 +87,7 @@ class Threads:
                 made[rank] = Outcome(outputs=outputs, paths=tuple(left))
             # Whatever ends a rank ends the others' waiting, and is told as its outcome.
             except BaseException as error:  # noqa: BLE001 - for that reason
-                reports[rank] = _report(living, rank, error)
+                failed[rank] = _report(living, rank, error)
                 cells.end(living.control)
             cells.finished(living.control, rank)
 
@@ -97,9 +96,9 @@ class Threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if not reports:
+        if not failed:
             self._living = living
-        return _outcomes(made, reports)
+        return reports.told(failed, self.count, made=made.__getitem__)
 
 
 def run(
@@ -120,66 +119,33 @@ def _report(living: _Living, rank: int, error: BaseException) -> dict[str, Any]:
     return {**report, "where": silence.where(living.control, rank)}
 
 
-def _outcomes(
-    made: Mapping[int, Outcome], reports: Mapping[int, Mapping[str, Any]]
-) -> list[Outcome]:
-    """One outcome a rank; where one waited in vain, it speaks for all.
-
-    Args:
-        made: of ranks that returned.
-        reports: of those that failed, in the order in which they did.
-    """
-    away = [report for report in reports.values() if report["rule"] == "timeout"]
-    if away:
-        lost = Outcome(rule="timeout", message=away[0]["message"], rank=away[0]["rank"])
-        return [lost] * (len(made) + len(reports))
-    blamed = gather.first(reports)
-    failed = {r: gather.outcome(r, report, None, first=blamed) for r, report in reports.items()}
-    return [{**made, **failed}[rank] for rank in range(len(made) + len(reports))]
-
-
 def _begin(ranks: int) -> _Living:
     """Ranks that have exported nothing."""
     control = cells.over(memoryview(bytearray(cells.size(ranks))), ranks)
     living = _Living(control=control, timeout=TIMEOUT_S)
-    store = HashStore()
-    living.links += [_link(living, rank, store) for rank in range(ranks)]
+    living.links += [_link(living, rank) for rank in range(ranks)]
     return living
 
 
-def _link(living: _Living, rank: int, store: HashStore) -> Link:
+def _link(living: _Living, rank: int) -> Link:
     """One rank's side."""
-    barrier = partial(_meet, living, rank, cells.BARRIER)
-    world = World(
-        rank=rank,
-        ranks=living.control.ranks,
-        device=None,
-        timeout=TIMEOUT_S,
-        tag="",
-        share=partial(_share, living, rank),
-        wait=barrier,
-        barrier=barrier,
-        all_reduce=partial(_all_reduce, living, rank),
-        agree=lambda number: min(_exchange(living, rank, cells.COLLECTIVE, number)),
-        store=lambda name: PrefixStore(name, store),
-        at_end=lambda _: None,
-    )
+    share = partial(_share, living, rank)
     return Link(
         rank=rank,
-        ranks=world.ranks,
+        ranks=living.control.ranks,
         device=torch.device("cpu"),
         transport="threads",
-        export=exports.table(world, partial(_memory, world)),
-        barrier=barrier,
-        all_reduce=world.all_reduce,
-        agree=world.agree,
+        export=exports.table(rank, share, partial(_memory, share)),
+        barrier=partial(_meet, living, rank, cells.BARRIER),
+        all_reduce=partial(_all_reduce, living, rank),
+        agree=lambda number: min(_exchange(living, rank, cells.COLLECTIVE, number)),
     )
 
 
-def _memory(world: World, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _memory(share: exports.Share, name: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Zeros of every rank."""
     own = torch.zeros(shape, dtype=torch.uint8)
-    return tuple(each["memory"] for each in world.share(f"memory {name}", {"memory": own}))
+    return tuple(each["memory"] for each in share(f"memory {name}", {"memory": own}))
 
 
 def _share(
@@ -223,14 +189,14 @@ def _exchange(living: _Living, rank: int, place: int, value: Any) -> list[Any]: 
     return told
 
 
-def _meet(living: _Living, rank: int, place: int, ready: Callable[[], bool] | None = None) -> None:
-    """Come to a place and wait for every rank there, or until what is given is true."""
+def _meet(living: _Living, rank: int, place: int) -> None:
+    """Come to a place and wait for every rank there."""
     control = living.control
     number = cells.arrive(control, rank, place)
     cells.wait(
         control,
         timeout=living.timeout,
-        ready=ready or cells.everybody(control, rank, place, number),
+        ready=cells.everybody(control, rank, place, number),
         accuse=lambda: silence.accused(control, timeout=living.timeout),
         doubt=lambda: _doubt(living),
     )

@@ -8,24 +8,24 @@ imported where its ranks run, when they are started, and has one function:
 It makes `Link.export` from `world.share`, which hands small JSON values (segment names, handles as
 base64) to all ranks, and may take `world.barrier`, `world.all_reduce` and `world.agree` as they
 are: they are the host's counting barrier and gloo. A barrier of its own signals first and then
-waits with `world.wait`, which ends when a rank dies, fails or is silent:
+asks in `world.barrier`, which ends when a rank dies, fails or is silent, whether all have come:
 
     count += 1
     signal_peers(count)
-    world.wait(lambda: everybody_signalled(count))
+    world.barrier(lambda: everybody_signalled(count))
 
-`world.wait` counts as this rank's barrier in what is told of a silent or dead rank.
+That counts as this rank's barrier in what is told of a silent or dead rank.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from equivalence.errors import UsageError
+from equivalence.world.exports import Share
 from equivalence.world.link import Link
 
 NAMES = ("shm", "cuda", "symmetric")
@@ -64,9 +64,8 @@ class World:
         tag: what all names of this world begin with.
         share: (name, payload) -> every rank's payload, by rank. Every rank calls it with the same
             name; a payload is a dict of JSON values.
-        wait: waits as a barrier of this rank until what it is given is true; it raises where the
-            world ends meanwhile or others do not come.
-        barrier: the counting barrier in the host's shared memory.
+        barrier: the counting barrier in the host's shared memory; where it is given a question, it
+            waits until that is true instead. It raises where the world ends or others do not come.
         all_reduce: gloo, for a tensor in host memory, in place; u8 and e4m3 add as bytes.
         agree: the least of the numbers that ranks say, through gloo.
         store: (name) -> where the ranks of a process group find each other; a name has one group.
@@ -79,9 +78,8 @@ class World:
     device: str | None
     timeout: float
     tag: str
-    share: Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
-    wait: Callable[[Callable[[], bool]], None]
-    barrier: Callable[[], None]
+    share: Share
+    barrier: Callable[[Callable[[], bool] | None], None]
     all_reduce: Callable[[Tensor], None]
     agree: Callable[[int], int]
     store: Callable[[str], Store]

@@ -18,7 +18,7 @@ from equivalence import ranks
 from equivalence.errors import UsageError
 from equivalence.ranks import Pool
 from equivalence.replay import Outcome
-from equivalence.world import gather, launch, parcel, segment, silence
+from equivalence.world import launch, parcel, reports, segment, silence
 
 Start = Callable[[int], Pool]
 
@@ -237,6 +237,38 @@ def test_a_sum_of_two_sizes_is_refused_on_every_rank(four: Pool, size: int, says
         assert outcome.message.startswith(f"rank {rank} raised ValueError: {says} (rank_calls.py:")
 
 
+def test_ranks_that_catch_a_refused_sum_go_on(four: Pool) -> None:
+    """Whoever is fast leaves the sizes that a slow one still reads."""
+    assert outputs(four.run(rank_calls.goes_on, rounds=41)) == [[20, 4]] * 4
+
+
+@pytest.mark.parametrize(
+    ("statuses", "message", "rank"),
+    [
+        ({1: -9}, "rank 1 was killed by SIGKILL after barrier 1; rank 0 was ended", 1),
+        ({}, "rank 1 ended after barrier 1; rank 0 was ended", 1),
+        (None, "the process that started the ranks has died, and all of them with it", None),
+    ],
+)
+def test_a_dead_rank_is_named_however_much_is_known_of_it(
+    statuses: dict[int, int] | None, message: str, rank: int | None
+) -> None:
+    """Its host may not answer in time, which is no death of the host."""
+    found = reports.Found(dead={1: "after barrier 1"})
+    lost = Outcome(rule="crash", message=message, rank=rank)
+    assert reports.outcomes(found, statuses, 2) == [lost] * 2
+
+
+def test_the_first_that_waited_in_vain_speaks_for_all() -> None:
+    """Every rank has the same outcomes, whoever told its own first."""
+    away = {
+        rank: {"rule": "timeout", "message": f"rank {1 - rank} was silent", "rank": 1 - rank}
+        for rank in (0, 1)
+    }
+    lost = Outcome(rule="timeout", message="rank 1 was silent", rank=1)
+    assert reports.told(away, 3, made=lambda _: Outcome()) == [lost] * 3
+
+
 def test_threads_take_turns_on_a_pool(four: Pool) -> None:
     """Each has its own result."""
 
@@ -294,7 +326,7 @@ def test_runs_that_are_broken_off_leave_no_descriptor(monkeypatch: pytest.Monkey
         os.close(handle)
         raise KeyboardInterrupt
 
-    def unanswered(_: object, __: object, found: gather.Found) -> None:
+    def unanswered(_: object, __: object, found: reports.Found) -> None:
         if found.memory:
             raise KeyboardInterrupt
 
@@ -305,7 +337,7 @@ def test_runs_that_are_broken_off_leave_no_descriptor(monkeypatch: pytest.Monkey
     with ranks.start(2) as pool:
         for home, name, broken, error in (
             (parcel, "unpack", unread, KeyboardInterrupt),
-            (gather, "_answer", unanswered, KeyboardInterrupt),
+            (reports, "_answer", unanswered, KeyboardInterrupt),
             (segment, "folder", nowhere, OSError),
         ):
             with monkeypatch.context() as patch:

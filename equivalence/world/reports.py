@@ -3,7 +3,7 @@
 import os
 import selectors
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,53 +109,65 @@ def discard(found: Found) -> None:
         os.close(found.memory.popitem()[1])
 
 
-def outcomes(found: Found, statuses: Mapping[int, int], ranks: int) -> list[Outcome]:
+def outcomes(found: Found, statuses: Mapping[int, int] | None, ranks: int) -> list[Outcome]:
     """One outcome a rank.
 
     Args:
         found: what came of a run.
-        statuses: how ranks ended, where they were ended.
+        statuses: how ranks ended, as far as that is known; None where their host died.
         ranks: how many there are.
     """
     if found.dead or found.silent:
         discard(found)
         return [_end_of_all(found, statuses, ranks)] * ranks
-    blamed = first(found.reports)
     try:
-        return [
-            outcome(rank, found.reports[rank], found.memory.pop(rank, None), first=blamed)
-            for rank in range(ranks)
-        ]
+        return told(
+            found.reports,
+            ranks,
+            made=lambda rank: outcome(found.reports[rank], found.memory.pop(rank, None)),
+        )
     finally:
         discard(found)
 
 
-def first(reports: Mapping[int, Mapping[str, Any]]) -> tuple[int | None, str]:
-    """The rank that failed first by itself and the sentence about it, or None and ""."""
-    for rank, report in reports.items():
-        if "rule" in report and "released" not in report:
-            return rank, _sentence(rank, report)
-    return None, ""
-
-
-def outcome(
-    rank: int, report: Mapping[str, Any], handle: int | None, *, first: tuple[int | None, str]
-) -> Outcome:
-    """The outcome that a rank reported.
+def told(
+    reports: Mapping[int, Mapping[str, Any]], ranks: int, *, made: Callable[[int], Outcome]
+) -> list[Outcome]:
+    """One outcome a rank; where one waited in vain, it speaks for all.
 
     Args:
-        rank: its number.
+        reports: of ranks that failed at least, the one that failed first before the others.
+        ranks: how many there are.
+        made: (rank) -> the outcome of one that did not fail.
+    """
+    failed = {rank: report for rank, report in reports.items() if "rule" in report}
+    for report in failed.values():
+        if report["rule"] == "timeout":
+            message, rank = report["message"], report["rank"]
+            return [Outcome(rule="timeout", message=message, rank=rank)] * ranks
+    first, sentence = next(
+        ((r, _sentence(r, report)) for r, report in failed.items() if "released" not in report),
+        (None, "another rank failed"),
+    )
+
+    def failure(rank: int) -> Outcome:
+        report = failed[rank]
+        if "released" in report:
+            message = f"{sentence}; this rank waited {report['where']}"
+            return Outcome(rule=report["rule"], message=message, rank=first)
+        blamed = report.get("rank", rank)
+        return Outcome(rule=report["rule"], message=_sentence(rank, report), rank=blamed)
+
+    return [failure(rank) if rank in failed else made(rank) for rank in range(ranks)]
+
+
+def outcome(report: Mapping[str, Any], handle: int | None) -> Outcome:
+    """The outcome of a rank that did not fail.
+
+    Args:
         report: as the rank's call gave it.
         handle: of its outputs' memory; closed here.
-        first: the rank that failed first, and the sentence about it.
     """
-    if "released" in report:
-        message = f"{first[1] or 'another rank failed'}; this rank waited {report['where']}"
-        return Outcome(rule=report["rule"], message=message, rank=first[0])
-    if "rule" in report:
-        return Outcome(
-            rule=report["rule"], message=_sentence(rank, report), rank=report.get("rank", rank)
-        )
     paths = tuple(Receipt(**{**path, "rows": tuple(path["rows"])}) for path in report["paths"])
     return Outcome(outputs=parcel.unpack(report["layout"], handle), paths=paths)
 
@@ -166,23 +178,22 @@ def _sentence(rank: int, report: Mapping[str, Any]) -> str:
     return verbs.get(report["rule"], f"rank {rank} failed: ") + str(report["message"])
 
 
-def _end_of_all(found: Found, statuses: Mapping[int, int], ranks: int) -> Outcome:
+def _end_of_all(found: Found, statuses: Mapping[int, int] | None, ranks: int) -> Outcome:
     """The outcome of every rank where some died or were silent."""
     if not found.dead:
         assert found.silent is not None  # noqa: S101 - one of both has ended the run
         return Outcome(rule="timeout", message=found.silent[1], rank=found.silent[0])
-    told = [
-        f"rank {rank} {silence.died(statuses[rank])} {place}"
-        for rank, place in sorted(found.dead.items())
-        if rank in statuses
-    ]
-    if not told:
+    if statuses is None:
         message = "the process that started the ranks has died, and all of them with it"
         return Outcome(rule="crash", message=message)
+    told = [
+        f"rank {rank} {silence.died(statuses[rank]) if rank in statuses else 'ended'} {place}"
+        for rank, place in sorted(found.dead.items())
+    ]
     others = [rank for rank in range(ranks) if rank not in found.dead]
     rest = f"; {silence.named(others)} {'was' if len(others) == 1 else 'were'} ended"
     message = f"{', '.join(told)}{rest if others else ''}"
-    return Outcome(rule="crash", message=message, rank=min(set(found.dead) & set(statuses)))
+    return Outcome(rule="crash", message=message, rank=min(found.dead))
 
 
 def _keep(found: Found, rank: int, report: dict[str, Any], handles: Sequence[int]) -> None:
