@@ -111,6 +111,9 @@ class Barrier:
 class Memory:
     """What every rank of a world exports, as one of them sees it.
 
+    It goes back with the process and not before: CUDA does not allow to free what another process
+    still maps, and after a failure nobody says that all have let go.
+
     Attributes:
         world: of this rank.
         device: of this rank.
