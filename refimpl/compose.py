@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from refimpl import batch as batches
+from refimpl import refusals
 from refimpl.batch import NOTHING, Batch
 from refimpl.bits import SCALE_BYTES, as_int
 
@@ -168,7 +169,7 @@ def expect(
     """
     if why := unfit(step, pools=pools, rows=rows, kind=kind):
         raise ValueError(why)
-    batches.refuse(step, pool_pages=pools.shape[2], staging_pages=staging_pages)
+    refusals.refuse(step, pool_pages=pools.shape[2], staging_pages=staging_pages)
 
 
 def unfit(step: Batch, *, pools: Tensor, rows: Tensor, kind: str) -> str:

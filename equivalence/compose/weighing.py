@@ -17,6 +17,7 @@ from equivalence.tally import KEPT
 from equivalence.verdict import Coverage, Finding, Run, Stage, Status
 from equivalence.windows import param
 from refimpl import batch as batches
+from refimpl import refusals
 from refimpl.compose import compose_pages
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ def refused(case: Case) -> Iterator[Finding]:
     Ids that do not exist make the record invalid, and nothing else is said then.
     """
     step = wanted.of_case(case)
-    if why := batches.misfit(step.batch):
+    if why := refusals.misfit(step.batch):
         yield _invalid(why)
         return
     pools = next(iter(step.kinds.values())).pools
     found = list(
-        batches.problems(step.batch, pool_pages=pools.shape[2], staging_pages=step.staging_pages)
+        refusals.problems(step.batch, pool_pages=pools.shape[2], staging_pages=step.staging_pages)
     )
     strange = [each for each in found if each.rule == "out-of-window"]
     told: Counter[str] = Counter()
@@ -175,7 +176,7 @@ def _told(value: int | tuple[int, ...]) -> str:
     return str(value) if isinstance(value, int) else " ".join(map(str, value))
 
 
-def _offset(step: Step, problem: batches.Problem) -> str:
+def _offset(step: Step, problem: refusals.Problem) -> str:
     """A hint where a local page that does not exist is the byte offset of one that does."""
     page, batch = problem.page, step.batch
     if problem.rule != "out-of-window" or page is None or not problem.ranks:
