@@ -8,7 +8,7 @@ from torch import Tensor
 from equivalence import judge as judges
 from equivalence import ops, plain, replay, sides, specs
 from equivalence.case import Case, held
-from equivalence.compose import weighing
+from equivalence.checks.composed import weighing
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.verdict import Verdict
@@ -58,7 +58,7 @@ def judge(
     Args:
         case: the step, of op `compose_pages`.
         outputs: by output, every rank's; `strays` are bytes that changed outside, see
-            `checks.strayed`.
+            `checks.composed.strayed`.
         name: how the report calls them.
         earlier: the steps before on the same ranks, the latest last: pages of theirs are
             recognised.

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from equivalence import generate, ops, poisons, saved, store
 from equivalence.case import Case
-from equivalence.checks.composeknown import Pages, key_of, rows_in
-from equivalence.compose import judging, wanted, weighing
+from equivalence.checks.composed import wanted, weighing
+from equivalence.checks.composed.known import Pages, key_of, rows_in
+from equivalence.compose import judging
 from equivalence.drawn.compose import SHAPES
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.judge import assert_equivalent, check
@@ -27,7 +28,7 @@ from equivalence.verdict import Status, Verdict
 from refimpl import batch as batches
 from refimpl import compose
 
-MESSAGES = Path(__file__).parents[1] / "messages"
+MESSAGES = Path(__file__).parents[3] / "messages"
 Call = Any
 """Inputs and params of the op by keyword."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from equivalence.checks.composeknown import (
+from equivalence.checks.composed.known import (
     Bytes,
     Known,
     Seen,

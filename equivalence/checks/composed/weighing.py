@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from equivalence.case import Case
-from equivalence.checks import compose, strayed
-from equivalence.compose import wanted
-from equivalence.compose.wanted import Kind, Step
+from equivalence.checks.composed import locations, pages, strayed, wanted
+from equivalence.checks.composed.wanted import Kind, Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Coverage, Finding, Run, Stage, Status
 from equivalence.windows import param
@@ -81,10 +80,10 @@ def weigh(
     before = tuple(wanted.of_case(one) for one in earlier)
     layers = len(next(iter(step.kinds.values())).pools)
     each = step.batch.cp * layers * len(step.batch.slot_pages)
-    pages = each * len(step.kinds)
+    count = each * len(step.kinds)
     runs = []
     for i, side in enumerate(sides):
-        done = i * pages
+        done = i * count
         stages: dict[str, Stage] = {}
         findings = list(side.findings)
         for kind in step.kinds.values():
@@ -92,8 +91,8 @@ def weigh(
             stages |= looked
             findings += found
             done += each
-            progress(done, len(sides) * pages)
-        for stage, check in (("row_locations", compose.locations), ("strays", strayed.decide)):
+            progress(done, len(sides) * count)
+        for stage, check in (("row_locations", locations.decide), ("strays", strayed.decide)):
             if stage == "row_locations" and stage not in side.outputs:
                 findings += _missing(side, stage)
             if stage in side.outputs:
@@ -108,7 +107,7 @@ def weigh(
                 paths=side.paths,
             )
         )
-    judged = pages if any(side.outputs for side in sides) else 0
+    judged = count if any(side.outputs for side in sides) else 0
     return runs, Coverage(rows=judged, scored_rows=judged)
 
 
@@ -119,8 +118,8 @@ def _pages(
     stage = f"{kind.name}_pages"
     if stage not in side.outputs:
         return {}, _missing(side, stage)
-    looked, found = compose.decide(
-        compose.Held(
+    looked, found = pages.decide(
+        pages.Held(
             step=step,
             kind=kind,
             got=side.outputs[stage],
