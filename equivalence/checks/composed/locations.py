@@ -69,8 +69,9 @@ def _of_locations(
         rule = "page-mismatch" if other else "bits"
     if rule != "unwritten" and bool((moved == moved[0]).all()):
         pages, rest = divmod(int(moved[0]), size)
-        by = f"{pages:+,} pages" if not rest else f"{int(moved[0]):+,}"
-        reading = f"every wrong one is off by {by.replace('1 pages', '1 page')}"
+        unit = "page" if abs(pages) == 1 else "pages"
+        by = f"{int(moved[0]):+,}" if rest else f"{pages:+,} {unit}"
+        reading = f"every wrong one is off by {by}"
     return Finding(
         stage="row_locations",
         rule=rule,

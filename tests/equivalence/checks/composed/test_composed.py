@@ -527,6 +527,24 @@ def test_locations_name_what_is_wrong_with_them() -> None:
         assert words in found.reading
 
 
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [
+        (1, "+1 page"),
+        (-1, "-1 page"),
+        (11, "+11 pages"),
+        (-21, "-21 pages"),
+        (1001, "+1,001 pages"),
+    ],
+)
+def test_a_shift_of_whole_pages_is_told_in_pages(pages: int, words: str) -> None:
+    """One of them is a page, and eleven are pages."""
+    case = generate.compose_pages(0, kinds=["token"], page_size=4)
+    outputs = planted.right(case)
+    outputs["row_locations"][2] += pages * 4
+    assert readings(judging.judge(case, outputs))[0] == f"every wrong one is off by {words}"
+
+
 def test_recorded_results_of_all_ranks_replay_in_one_process(
     tmp_path: Path, tell: Callable[..., tuple[int, str, str]]
 ) -> None:
