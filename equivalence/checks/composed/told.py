@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from equivalence.checks.rows import listing
+from equivalence import wording
 from equivalence.tally import KEPT
 from equivalence.verdict import Finding, Stage, Status
 
@@ -70,6 +70,5 @@ def groups(holders: Mapping[bytes, list[int]], what: str) -> str:
 
 
 def _ranks(ranks: list[int], *, verb: bool = True) -> str:
-    one = len(ranks) == 1
-    name = f"rank{'' if one else 's'} {listing(ranks, most=8)}"
-    return f"{name} {'holds' if one else 'hold'}" if verb else name
+    name = wording.ranks(ranks, most=8)
+    return f"{name} {'holds' if len(ranks) == 1 else 'hold'}" if verb else name
