@@ -12,7 +12,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from equivalence import draws
-from equivalence.compose import digests, judging, steps, weighing
+from equivalence.checks.composed import weighing
+from equivalence.compose import digests, judging, steps
 from equivalence.compose.steps import PAGE_SIZE, TOKEN_BYTES
 from equivalence.verdict import Status
 from refimpl import batch as batches

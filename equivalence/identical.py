@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equivalence import plain, ranks
+from equivalence import plain, ranks, wording
+from equivalence.checks.rows import hexadecimal
 from equivalence.errors import NotEquivalent, Undecided, UsageError
 from equivalence.replay import Outcome
 from equivalence.verdict import Evidence, Finding, Run, Stage, Status, Verdict
+from equivalence.wording import form
 
 _OP = "ranks"
 
@@ -45,8 +47,9 @@ def assert_ranks_identical(outcomes: Sequence[Outcome]) -> None:
     }
     if found:
         sentence, output, evidence = next(iter(found.values()))
-        others = f"rank{'s' if len(found) > 1 else ''} {' '.join(map(str, found))}"
-        message = f"{others} of {len(outcomes)} diverged from rank 0: {sentence}"
+        message = (
+            f"{wording.ranks(list(found))} of {len(outcomes)} diverged from rank 0: {sentence}"
+        )
         verdict = _verdict(message, "diverged", Status.DIFFERENT, output, evidence)
         raise NotEquivalent(message, verdict)
 
@@ -62,7 +65,7 @@ def _difference(
             return sentence, name, ()
         want, got = first.outputs[name], other.outputs[name]
         if want.dtype is not got.dtype or want.shape != got.shape:
-            kinds = f"rank 0 gives {_kind(want)} and rank {rank} {_kind(got)}"
+            kinds = f"rank 0 gives {form(want)} and rank {rank} {form(got)}"
             return f"{plain.line(name)}: {kinds}", name, ()
         cells = _differing(want, got)
         if cells is not None:
@@ -84,12 +87,16 @@ def _told(
 ) -> tuple[str, str, tuple[Evidence, ...]]:
     """Where two ranks differ first, in decimal and bits."""
     at = tuple(cells.nonzero()[0].tolist())
-    values = [_value(tensor[at]) for tensor in (want, got)]
     evidence = tuple(
-        Evidence(label=f"rank {which}", place=f"{list(at)}", value=value, bits=bits)
-        for which, (value, bits) in zip((0, rank), values, strict=True)
+        Evidence(
+            label=f"rank {which}",
+            place=f"{list(at)}",
+            value=_value(tensor[at]),
+            bits=hexadecimal(tensor[at]),
+        )
+        for which, tensor in ((0, want), (rank, got))
     )
-    sides = [f"rank {e.label[5:]} holds {e.value} ({e.bits})" for e in evidence]
+    sides = [f"{each.label} holds {each.value} ({each.bits})" for each in evidence]
     sentence = (
         f"{plain.line(name)}{list(at)}: {' and '.join(sides)}; "
         f"{int(cells.sum())} of {cells.numel()} cells differ"
@@ -97,17 +104,10 @@ def _told(
     return sentence, name, evidence
 
 
-def _value(cell: Tensor) -> tuple[str, str]:
-    """A cell in decimal, and its bits in hex."""
-    raw = cell.reshape(1).view(torch.uint8).flip(0).tolist()
-    number = (
-        cell.to(torch.float32) if cell.dtype.itemsize == 1 and cell.is_floating_point() else cell
-    )
-    return str(number.item()), "".join(f"{byte:02X}" for byte in raw)
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _value(cell: Tensor) -> str:
+    """A cell in decimal."""
+    narrow = cell.dtype.itemsize == 1 and cell.is_floating_point()
+    return str((cell.to(torch.float32) if narrow else cell).item())
 
 
 def _verdict(

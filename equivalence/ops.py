@@ -10,8 +10,8 @@ from torch import Tensor
 from equivalence import consistent, exact, params, schema, slotmap, spans, specs
 from equivalence.case import Case
 from equivalence.checks import owners, quant
+from equivalence.checks.composed import fitting, weighing
 from equivalence.checks.pages import SlotsOf
-from equivalence.compose import fitting, weighing
 from equivalence.errors import InvalidCase
 from equivalence.verdict import Coverage, Finding, Run
 from equivalence.windows import Windows, param

@@ -29,9 +29,7 @@ def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
     """
     whole = ops.find(job.case.op).weigh
     if whole is not None:
-        runs, coverage = whole(job.case, job.sides, progress)
-        of = replace(verdict, runs=tuple(runs), scores="reference", coverage=coverage)
-        return sum_up(of)
+        return of_runs(verdict, *whole(job.case, job.sides, progress))
     tallies = [
         RunTally(name=side.name, findings=list(side.findings), memory=side.memory, paths=side.paths)
         for side in job.sides
@@ -65,7 +63,7 @@ def weigh_job(job: Job, verdict: Verdict, progress: Progress) -> Verdict:
         runs.append(Run(name="record", stages={}, findings=tuple(about)))
     judged = int(live.sum()) if anything else 0
     arithmetic = job.case.arithmetic or "" if job.source == "reference" else ""
-    return sum_up(
+    return _sum_up(
         replace(
             verdict,
             runs=tuple(runs),
@@ -197,7 +195,12 @@ def _drifted(job: Job, hashed: digest.Rows) -> list[Finding]:
     return told
 
 
-def sum_up(verdict: Verdict) -> Verdict:
+def of_runs(verdict: Verdict, runs: Sequence[Run], coverage: Coverage) -> Verdict:
+    """The verdict of runs that were judged whole, against the reference."""
+    return _sum_up(replace(verdict, runs=tuple(runs), scores="reference", coverage=coverage))
+
+
+def _sum_up(verdict: Verdict) -> Verdict:
     """The status of a case from its runs, and a note where it is not plain why."""
     statuses = [stage.status for run in verdict.runs for stage in run.stages.values()]
     statuses += [finding.status for run in verdict.runs for finding in run.findings]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from refimpl import batch as batches
+from refimpl import refusals
 from refimpl.batch import NOTHING, Batch
 from refimpl.bits import SCALE_BYTES, as_int
 
@@ -105,24 +106,47 @@ def compose_pages(
         cp=cp,
         page_size=page_size,
     )
-    expect(step, pools=pools, rows=rows, kind=kind, staging_pages=staging_pages)
+    if why := unfit(step, pools=pools, rows=rows, kind=kind):
+        raise ValueError(why)
+    refusals.refuse(step, pool_pages=pools.shape[2], staging_pages=staging_pages)
+    return composed(step, pools=pools, rows=rows, kind=kind, out=out)
+
+
+def composed(
+    step: Batch, *, pools: Tensor, rows: Tensor, kind: str, out: Tensor | None = None
+) -> Tensor:
+    """As `compose_pages`, of a batch that may be composed: nothing is asked again.
+
+    Args:
+        step: see `refusals.refuse`.
+        pools: u8 or e4m3 [layers, cp, pool pages, page_bytes], as the next ones in `compose_pages`.
+        rows: the same dtype [layers, T, token_bytes].
+        kind: "token" or "index".
+        out: u8 [layers, S, page_bytes] to compose in; fresh memory when None.
+
+    Returns:
+        [layers, S, page_bytes] of the dtype of pools.
+
+    Raises:
+        ValueError: out has another shape.
+    """
     held, tokens = as_int(pools), as_int(rows)
-    shape = (len(held), len(slot_pages), held.shape[-1])
+    shape = (len(held), len(step.slot_pages), held.shape[-1])
     dense = held.new_empty(shape) if out is None else as_int(out)
     if dense.shape != shape:
         raise ValueError(f"out is {list(dense.shape)}: the dense buffer is {list(shape)}")
-    page = slot_pages.long().clamp(min=NOTHING)
+    page = step.slot_pages.long().clamp(min=NOTHING)
     fresh = page == NOTHING
     now = batches.current_slots(step)
     # A carried prefix runs alone: its page is the first current one and begins as its owner's.
     fresh[now[1:] if bool(batches.carried_tokens(step).any()) else now] = True
     place, read = torch.zeros_like(page), page[~fresh]
-    place[~fresh] = owner.long()[read] * held.shape[2] + local_page.long()[read]
+    place[~fresh] = step.owner.long()[read] * held.shape[2] + step.local_page.long()[read]
     for pool, pages in zip(_words(held.flatten(1, 2)), _words(dense), strict=True):
         torch.index_select(pool, 0, place, out=pages)
     dense.index_fill_(1, fresh.nonzero()[:, 0], 0)
     locations = batches.row_locations(step)
-    write_rows(dense, rows=tokens, locations=locations, kind=kind, page_size=page_size)
+    write_rows(dense, rows=tokens, locations=locations, kind=kind, page_size=step.page_size)
     return dense.view(pools.dtype)
 
 
@@ -152,23 +176,6 @@ def _words(pages: Tensor) -> Tensor:
     """The same memory as int64 where its pages are whole words: they move faster."""
     whole = pages.is_contiguous() and not (pages.shape[-1] % 8 or pages.storage_offset() % 8)
     return pages.view(torch.int64) if whole else pages
-
-
-def expect(
-    step: Batch, *, pools: Tensor, rows: Tensor, kind: str, staging_pages: int | None = None
-) -> None:
-    """Raise a ValueError unless these tensors can be composed into a dense buffer.
-
-    Args:
-        step: the batch.
-        pools: [layers, cp, pool pages, page_bytes].
-        rows: [layers, T, token_bytes].
-        kind: "token" or "index".
-        staging_pages: current pages that may be staged at most.
-    """
-    if why := unfit(step, pools=pools, rows=rows, kind=kind):
-        raise ValueError(why)
-    batches.refuse(step, pool_pages=pools.shape[2], staging_pages=staging_pages)
 
 
 def unfit(step: Batch, *, pools: Tensor, rows: Tensor, kind: str) -> str:

@@ -9,18 +9,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CHECKS = (
-    "bitwise",
-    "masks",
-    "owners",
-    "packed",
-    "pages",
-    "plans",
-    "quant",
-    "topk",
-    "whole",
-    "within",
-)
+HELPERS = {
+    "bounds",
+    "e4m3",
+    "fault",
+    "maskevidence",
+    "maskreadings",
+    "maskwords",
+    "misgathered",
+    "misquantised",
+    "openblocks",
+    "pickevidence",
+    "published",
+    "readings",
+    "rows",
+}
+"""Parts that checks share, or that one of them is made of: all else in the folder is a check."""
+CHECKS = {path.stem for path in (ROOT / "equivalence/checks").iterdir()} - HELPERS - {"__init__"}
+ABOVE = ("equivalence.compose", "equivalence.commands", "equivalence.report")
+"""Who may import compose: it runs ways over ranks and has them judged."""
 
 
 def modules(root: Path) -> Iterator[tuple[str, ast.Module]]:
@@ -49,14 +56,20 @@ def tops(names: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in names} - {""}
 
 
+def packages(names: set[str]) -> set[str]:
+    """Modules and all packages that they are in."""
+    parts = [name.split(".") for name in names]
+    return {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
+
+
 def breaches(root: Path) -> list[str]:
     """Every import that breaks a rule."""
     found = []
-    own = {"verdict", "contract", "errors", "header"}
+    own = {"verdict", "contract", "errors", "header", "compose.matrix"}
     for name, tree in modules(root):
         used = imports(tree)
         outside = tops(used) - set(sys.stdlib_module_names)
-        short = name.rpartition(".")[2]
+        check = name.removeprefix("equivalence.checks.").partition(".")[0]
         rules = {
             "refimpl imports torch and itself alone": name.startswith("refimpl")
             and outside - {"torch", "refimpl"},
@@ -68,7 +81,9 @@ def breaches(root: Path) -> list[str]:
             "only strategies imports hypothesis": name != "equivalence.strategies"
             and "hypothesis" in outside,
             "checks never import each other": name.startswith("equivalence.checks.")
-            and {f"equivalence.checks.{c}" for c in CHECKS if c != short} & used,
+            and {f"equivalence.checks.{c}" for c in CHECKS if c != check} & packages(used),
+            "compose is above the judge": not name.startswith(ABOVE)
+            and "equivalence.compose" in packages(used),
             "imports are absolute": "." in used,
             "reports decide nothing": name.startswith("equivalence.report.")
             and {"equivalence.judge", "equivalence.blocks", "torch"} & used,
@@ -99,6 +114,27 @@ def test_no_module_breaks_an_import_rule() -> None:
             "from equivalence.checks import topk",
             "checks never import each other",
         ),
+        (
+            "equivalence/checks/published.py",
+            "from equivalence.checks.composed.told import Told",
+            "checks never import each other",
+        ),
+        (
+            "equivalence/checks/composed/pages.py",
+            "from equivalence.checks import topk",
+            "checks never import each other",
+        ),
+        (
+            "equivalence/checks/composed/told.py",
+            "from equivalence.compose.matrix import Cell",
+            "compose is above the judge",
+        ),
+        (
+            "equivalence/ops.py",
+            "import equivalence.compose.judging",
+            "compose is above the judge",
+        ),
+        ("equivalence/compose/matrix.py", "import torch", "no torch"),
         ("equivalence/checks/topk.py", "from . import rows", "imports are absolute"),
         ("equivalence/ab.py", "import deep_gemm", "only engines name kernels"),
         (
@@ -117,9 +153,24 @@ def test_a_planted_import_is_seen(tmp_path: Path, module: str, line: str, rule: 
     assert breaches(tmp_path) == [f"{name}: {rule}"]
 
 
+def test_every_helper_of_checks_is_one() -> None:
+    """It is there, and another module of the folder imports it."""
+    used: set[str] = set()
+    for name, tree in modules(ROOT):
+        if name.startswith("equivalence.checks."):
+            used |= imports(tree)
+    assert {helper for helper in HELPERS if f"equivalence.checks.{helper}" not in used} == set()
+
+
 @pytest.mark.parametrize(
     "module",
-    ["equivalence", "equivalence.pytest_plugin", "equivalence.verdict", "equivalence.contract"],
+    [
+        "equivalence",
+        "equivalence.pytest_plugin",
+        "equivalence.verdict",
+        "equivalence.contract",
+        "equivalence.compose.matrix",
+    ],
 )
 def test_what_loads_with_pytest_does_not_load_torch(module: str) -> None:
     """A fresh interpreter imports the module and has neither torch nor safetensors."""

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from equivalence.checks.published import Known, Published, Seen, columns_of, held_ids, spread
-from equivalence.checks.rows import listing, score_line
+from equivalence.checks.rows import score_line
 from equivalence.verdict import Evidence, Finding, Status
+from equivalence.wording import listing
 from refimpl import bits
 
 _SHOWN = 4

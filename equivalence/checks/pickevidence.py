@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equivalence.checks import bounds, readings
-from equivalence.checks.rows import UNDECIDED, listing, name, score_line
+from equivalence.checks.rows import UNDECIDED, name, score_line
 from equivalence.selection import (
     Picks,
     Selection,
@@ -17,6 +17,7 @@ from equivalence.selection import (
     reads_scores,
 )
 from equivalence.verdict import Evidence, Finding
+from equivalence.wording import listing
 from refimpl import bits, topk
 
 _SHOWN = 4

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from equivalence.verdict import Evidence, Finding, Stage, Status
+from equivalence.wording import form
 
 Tensors = Mapping[str, Tensor]
 
@@ -85,14 +86,10 @@ def _rule(want: Tensor, got: Tensor) -> str:
 def _first(name: str, want: Tensor, got: Tensor) -> tuple[str, tuple[str, str]]:
     """Where a tensor first differs, and want and got there: numbers, or what each is."""
     if _rule(want, got) != "bits":
-        return name, (_form(want), _form(got))
+        return name, (form(want), form(got))
     cell = (want != got).nonzero()[0].tolist()
     place = f"{name}[{', '.join(map(str, cell))}]"
     return place, (str(int(want[tuple(cell)])), str(int(got[tuple(cell)])))
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _differs(want: Tensor, got: Tensor) -> Tensor:

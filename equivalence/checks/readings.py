@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from equivalence.checks.rows import listing
+from equivalence.wording import listing
 from refimpl import bits, topk
 
 _ALIGNED = 64

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from equivalence.verdict import RULES, Evidence, Finding
-from refimpl import bits
 
 CLASSES = ("identical", "reordered", "tied", "open", "undecided")
 IDENTICAL, REORDERED, TIED, OPEN, UNDECIDED = range(len(CLASSES))
@@ -67,9 +66,9 @@ def number(value: float, dtype: torch.dtype = torch.float32) -> str:
 
 
 def hexadecimal(value: Tensor) -> str:
-    """The bits of one value."""
-    width = value.element_size() * 2
-    return f"{int(bits.as_int(value)) % (1 << 4 * width):0{width}X}"
+    """The bits of one value of any dtype, in hex."""
+    raw = value.reshape(1).view(torch.uint8).flip(0).tolist()
+    return "".join(f"{byte:02X}" for byte in raw)
 
 
 def score_line(label: str, place: str, value: Tensor, note: str = "") -> Evidence:
@@ -81,9 +80,3 @@ def score_line(label: str, place: str, value: Tensor, note: str = "") -> Evidenc
         bits=hexadecimal(value),
         note=note,
     )
-
-
-def listing(values: list[int], *, most: int = 4) -> str:
-    """At most `most` numbers, then how many more."""
-    shown = " ".join(map(str, values[:most]))
-    return shown if len(values) <= most else f"{shown} and {len(values) - most:,} more"

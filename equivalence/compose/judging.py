@@ -1,18 +1,18 @@
 """Composed pages of ranks that somebody else ran, judged."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from equivalence import judge as judges
 from equivalence import ops, plain, replay, sides, specs
 from equivalence.case import Case, held
-from equivalence.compose import weighing
+from equivalence.checks.composed import weighing
 from equivalence.contract import Contract
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.verdict import Verdict
-from equivalence.weighing import sum_up
+from equivalence.weighing import of_runs
 
 _OP = "compose_pages"
 
@@ -58,7 +58,7 @@ def judge(
     Args:
         case: the step, of op `compose_pages`.
         outputs: by output, every rank's; `strays` are bytes that changed outside, see
-            `checks.strayed`.
+            `checks.composed.strayed`.
         name: how the report calls them.
         earlier: the steps before on the same ranks, the latest last: pages of theirs are
             recognised.
@@ -93,11 +93,10 @@ def weigh(
     """As `judge`, of steps that were begun and not refused."""
     try:
         side = sides.given(now.case, outputs, name)
-        runs, coverage = weighing.weigh(now.case, [side], earlier=[one.case for one in earlier])
+        before = [one.case for one in earlier]
+        return of_runs(now.verdict, *weighing.weigh(now.case, [side], earlier=before))
     except InvalidCase as error:
         return judges.invalid(now.verdict, str(error))
-    judged = replace(now.verdict, runs=tuple(runs), scores="reference", coverage=coverage)
-    return sum_up(judged)
 
 
 def _plain(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

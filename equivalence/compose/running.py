@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equivalence import receipt
+from equivalence.checks.composed import wanted
 from equivalence.compose import judging, steps
 from equivalence.compose.matrix import Cell, Step
 from equivalence.errors import UsageError
@@ -17,8 +18,6 @@ from equivalence.paths.ipc.candidate import Pool, RanksFailed
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.verdict import PAGES, Finding, Run, Status, Verdict
 from equivalence.world import devices
-from refimpl import batch as batches
-from refimpl.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 
 _ON_GPUS = ("cuda", "symmetric")
-_ROWS = ("token_rows", "index_rows")
 
 
 def over(
@@ -213,23 +211,16 @@ def _lacks(
     """What a step lacks for a fault to show."""
     if fault is None:
         return ()
-    rows = [now.case.inputs[name] for name in _ROWS if name in now.case.inputs]
+    step = wanted.of_case(now.case)
     return tuple(
         faulty.lacking(
             faulty.Fault(**fault),
-            batch=_batch(now.case),
-            kinds=len(rows),
-            layers=max((len(kind) for kind in rows), default=0),
-            earlier=[_batch(begun.case) for begun in earlier],
+            batch=step.batch,
+            kinds=len(step.kinds),
+            layers=max((len(kind.rows) for kind in step.kinds.values()), default=0),
+            earlier=[wanted.of_case(begun.case).batch for begun in earlier],
         )
     )
-
-
-def _batch(case: Case) -> Batch:
-    """The batch of a case."""
-    params: dict[str, Any] = dict(case.params)
-    tensors = {name: case.inputs[name] for name in batches.TENSORS}
-    return Batch(**tensors, cp=params["cp"], page_size=params.get("page_size", steps.PAGE_SIZE))
 
 
 def _failed(blank: Verdict, way: str, error: RanksFailed) -> Verdict:

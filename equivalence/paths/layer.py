@@ -15,6 +15,7 @@ from equivalence.errors import UsageError
 from equivalence.paths import masked, parts
 from equivalence.paths.call import read
 from equivalence.paths.parts import Logits, Scorer, Selector
+from equivalence.wording import form
 from refimpl import blocks, forms, pages
 
 _CELLS = 1 << 19
@@ -162,9 +163,9 @@ def score(layer: Layer, rows: slice, scorer: str | Scorer) -> Logits:
     fits = values.dim() == 2 and len(values) == count and values.shape[1] >= least  # noqa: PLR2004 - a matrix
     if not fits or values.dtype is not torch.float32:
         want = f"want float32 [{count}, {least} or more]"
-        raise UsageError(f"{where}: values: {want}, got {_form(values)}")
+        raise UsageError(f"{where}: values: {want}, got {form(values)}")
     if column.dtype is not torch.int32 or column.shape != (count,):
-        raise UsageError(f"{where}: column: want int32 [{count}], got {_form(column)}")
+        raise UsageError(f"{where}: column: want int32 [{count}], got {form(column)}")
     return got
 
 
@@ -253,10 +254,6 @@ def _least_width(layer: Layer, rows: slice, logits: Logits) -> int:
     if logits.column.shape != visible.shape:
         return 0
     return int(torch.where(visible > 0, logits.column + visible, 0).max())
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def check_whole(name: str, value: object) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from equivalence import poisons
 from equivalence.case import Case
-from equivalence.checks.tokenreadings import page_of, rows_of
-from equivalence.compose import wanted, weighing
+from equivalence.checks.composed import wanted, weighing
+from equivalence.checks.composed.tokens import page_of, rows_of
 from refimpl import batch as batches
 from refimpl.compose import planes
 

@@ -51,6 +51,19 @@ def test_equal_bits_of_all_ranks_pass() -> None:
             "x[]: rank 0 holds True (01) and rank 2 holds False (00); 1 of 1 cells differ",
         ),
         (
+            {"x": torch.tensor(-2, dtype=torch.int8)},
+            {"x": torch.tensor(2, dtype=torch.int8)},
+            "x[]: rank 0 holds -2 (FE) and rank 2 holds 2 (02); 1 of 1 cells differ",
+        ),
+        (
+            {"x": torch.tensor(1j)},
+            {"x": torch.tensor(-1j)},
+            (
+                "x[]: rank 0 holds 1j (3F80000000000000) and rank 2 holds (-0-1j) "
+                "(BF80000080000000); 1 of 1 cells differ"
+            ),
+        ),
+        (
             {"x": torch.zeros(2)},
             {"x": torch.zeros(2, dtype=torch.int32)},
             "x: rank 0 gives float32 [2] and rank 2 int32 [2]",

@@ -8,6 +8,7 @@ from drawn_steps import FP8, Step, step, steps
 from hypothesis import given, settings
 from torch import Tensor
 
+from refimpl import compose
 from refimpl.compose import compose_pages, planes, write_rows
 
 ONE = step([(4, 5)], cp=2, layers=1, kinds=["token"], padding=0)
@@ -130,3 +131,13 @@ def test_padding_alone_is_zero_also_where_there_is_no_page() -> None:
         page_size=4,
     )
     assert torch.equal(got, torch.zeros(2, 2, 16, dtype=torch.uint8))
+
+
+@settings(max_examples=20, deadline=None)
+@given(steps())
+def test_a_batch_that_was_checked_is_composed_as_it_is(drawn: Step) -> None:
+    """Without being built or refused again, to the same bytes."""
+    for kind, pages in drawn.want().items():
+        pools, rows = drawn.inputs[f"{kind}_pools"], drawn.inputs[f"{kind}_rows"]
+        got = compose.composed(drawn.batch, pools=pools, rows=rows, kind=kind)
+        assert torch.equal(got.view(torch.uint8), pages)

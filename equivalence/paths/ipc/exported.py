@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equivalence import poisons
-from equivalence.checks.strayed import COLUMNS, REGIONS
+from equivalence.checks.composed.strayed import COLUMNS, REGIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,6 +16,7 @@ from equivalence import digest
 from equivalence.paths.ipc import moves
 from equivalence.paths.ipc.moves import Places, Read
 from refimpl import batch as batches
+from refimpl import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +134,7 @@ def build(
     staging_pages: int | None = None,
     hits: Sequence[bool] = (),
 ) -> Plan:
-    """The plan of a batch that may be composed, see `refimpl.batch.refuse`.
+    """The plan of a batch that may be composed, see `refimpl.refusals.refuse`.
 
     Args:
         batch: on the CPU.
@@ -208,7 +209,7 @@ class Plans:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
-        batches.refuse(batch, pool_pages=pool_pages, staging_pages=staging_pages)
+        refusals.refuse(batch, pool_pages=pool_pages, staging_pages=staging_pages)
         plan = build(batch, rank=rank, device=device, staging_pages=staging_pages, hits=hits)
         with self._lock:
             self._held[key] = plan

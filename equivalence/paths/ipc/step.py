@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equivalence import receipt
-from equivalence.checks.strayed import REGIONS
+from equivalence.checks.composed.strayed import REGIONS
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import exported, faulty, given, ways
 from equivalence.paths.ipc.peers import HALVES, Peers, Regions, parity
@@ -63,7 +63,7 @@ def compose(link: Link, *, turn: int = 0, **call: Any) -> dict[str, Tensor]:  # 
     Returns:
         token_pages and index_pages [layers, S, page_bytes] as far as the inputs have these kinds,
         row_locations int32 [T], and strays int32 [n, 6]: writes to this rank's memory outside the
-        allowed set, see `checks.strayed.COLUMNS`.
+        allowed set, see `checks.composed.strayed.COLUMNS`.
 
     Raises:
         UsageError: as `prepare`.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from drawn_steps import Step, differing, run, step
 
-from equivalence.checks.strayed import REGIONS
+from equivalence.checks.composed.strayed import REGIONS
 from equivalence.paths.ipc import candidate, exported, faulty, known, ways
 from equivalence.paths.ipc.candidate import RanksFailed
 from equivalence.paths.ipc.faulty import FAULTS, Fault

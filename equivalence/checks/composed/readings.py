@@ -1,7 +1,7 @@
 """What a wrong page is instead: the rule it breaks, and one sentence where its bytes show a cause.
 
 Whole pages are looked up by their digests among everything that the ranks had in this step and in
-the steps before; what is no whole page is read token by token in `tokenreadings`.
+the steps before; what is no whole page is read token by token in `tokens`.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from equivalence.checks.composeknown import (
+from equivalence.checks.composed.known import (
     Bytes,
     Known,
     Past,
@@ -19,8 +19,8 @@ from equivalence.checks.composeknown import (
     key_of,
     poisons_of,
 )
-from equivalence.checks.tokenreadings import of_tokens
-from equivalence.compose.wanted import Piece
+from equivalence.checks.composed.tokens import of_tokens
+from equivalence.checks.composed.wanted import Piece
 from equivalence.verdict import Finding
 from refimpl import batch as batches
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from equivalence.checks.composeknown import (
+from equivalence.checks.composed.known import (
     Bytes,
     Known,
     Seen,
@@ -16,7 +16,7 @@ from equivalence.checks.composeknown import (
     poisons_of,
     short_key,
 )
-from equivalence.checks.rows import listing
+from equivalence.wording import listing, ranks
 from refimpl import batch as batches
 from refimpl.bits import SCALE_BYTES
 from refimpl.compose import planes
@@ -185,8 +185,8 @@ def _elsewhere(page: _Page) -> Told:
 
 def _shift(page: _Page, theirs: list[int], moved: set[int]) -> str:
     """Rows of other current tokens: by how many, and whose."""
-    ranks = sorted({int(page.known.step.batch.writer[token]) for token in theirs})
-    whose = f"of rank{'' if len(ranks) == 1 else 's'} {listing(ranks)}"
+    writers = sorted({int(page.known.step.batch.writer[token]) for token in theirs})
+    whose = f"of {ranks(writers, most=4)}"
     held = "holds the row" if len(page.wrong) == 1 else "hold the rows"
     if len(moved) > 1:
         return f"{_tokens(page.wrong)} {held} of new tokens {listing(theirs)}, {whose}"

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from equivalence import generate
-from equivalence.compose import judging, weighing
+from equivalence.checks.composed import weighing
+from equivalence.compose import judging
 from equivalence.errors import UsageError
 from equivalence.judge import check
 from equivalence.verdict import Status

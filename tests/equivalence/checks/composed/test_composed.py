@@ -15,8 +15,9 @@ from torch import Tensor
 
 from equivalence import generate, ops, poisons, saved, store
 from equivalence.case import Case
-from equivalence.checks.composeknown import Pages, key_of, rows_in
-from equivalence.compose import judging, wanted, weighing
+from equivalence.checks.composed import wanted, weighing
+from equivalence.checks.composed.known import Pages, key_of, rows_in
+from equivalence.compose import judging
 from equivalence.drawn.compose import SHAPES
 from equivalence.errors import InvalidCase, UsageError
 from equivalence.judge import assert_equivalent, check
@@ -27,7 +28,7 @@ from equivalence.verdict import Status, Verdict
 from refimpl import batch as batches
 from refimpl import compose
 
-MESSAGES = Path(__file__).parents[1] / "messages"
+MESSAGES = Path(__file__).parents[3] / "messages"
 Call = Any
 """Inputs and params of the op by keyword."""
 
@@ -524,6 +525,24 @@ def test_locations_name_what_is_wrong_with_them() -> None:
         found = judging.judge(case, outputs).findings[0]
         assert (found.stage, found.rule) == ("row_locations", rule)
         assert words in found.reading
+
+
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [
+        (1, "+1 page"),
+        (-1, "-1 page"),
+        (11, "+11 pages"),
+        (-21, "-21 pages"),
+        (1001, "+1,001 pages"),
+    ],
+)
+def test_a_shift_of_whole_pages_is_told_in_pages(pages: int, words: str) -> None:
+    """One of them is a page, and eleven are pages."""
+    case = generate.compose_pages(0, kinds=["token"], page_size=4)
+    outputs = planted.right(case)
+    outputs["row_locations"][2] += pages * 4
+    assert readings(judging.judge(case, outputs))[0] == f"every wrong one is off by {words}"
 
 
 def test_recorded_results_of_all_ranks_replay_in_one_process(

@@ -82,23 +82,20 @@ def of_case(case: Case) -> Step:
 
 
 def layer(step: Step, kind: Kind, number: int) -> Iterator[Piece]:
-    """The reference of one layer, piece after piece, in one buffer."""
+    """The reference of one layer, piece after piece, in one buffer; the step may be composed."""
     width = kind.pools.shape[-1]
     most = max(1, _PIECE_BYTES // width)
     buffer = kind.pools.new_empty(1, min(most, len(step.batch.slot_pages)), width)
     for slots, tokens, part in _parts(step.batch, most):
         out = buffer[:, : slots.stop - slots.start]
-        compose.compose_pages(
+        compose.composed(
+            part,
             pools=kind.pools[number : number + 1],
             rows=kind.rows[number : number + 1, tokens],
-            **{name: getattr(part, name) for name in _FIELDS},
             kind=kind.name,
             out=out,
         )
         yield Piece(slots=slots, want=out[0])
-
-
-_FIELDS = (*batches.TENSORS, "cp", "page_size")
 
 
 def _parts(step: Batch, most: int) -> Iterator[tuple[slice, slice, Batch]]:

@@ -13,8 +13,8 @@ import xxhash
 from torch import Tensor
 
 from equivalence import poisons
-from equivalence.compose import wanted
-from equivalence.compose.wanted import Kind, Step
+from equivalence.checks.composed import wanted
+from equivalence.checks.composed.wanted import Kind, Step
 from refimpl import batch as batches
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from equivalence.case import Case
-from equivalence.checks import compose, strayed
-from equivalence.compose import wanted
-from equivalence.compose.wanted import Kind, Step
+from equivalence.checks.composed import locations, pages, strayed, wanted
+from equivalence.checks.composed.wanted import Kind, Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Coverage, Finding, Run, Stage, Status
 from equivalence.windows import param
 from refimpl import batch as batches
+from refimpl import refusals
 from refimpl.compose import compose_pages
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def refused(case: Case) -> Iterator[Finding]:
     Ids that do not exist make the record invalid, and nothing else is said then.
     """
     step = wanted.of_case(case)
-    if why := batches.misfit(step.batch):
+    if why := refusals.misfit(step.batch):
         yield _invalid(why)
         return
     pools = next(iter(step.kinds.values())).pools
     found = list(
-        batches.problems(step.batch, pool_pages=pools.shape[2], staging_pages=step.staging_pages)
+        refusals.problems(step.batch, pool_pages=pools.shape[2], staging_pages=step.staging_pages)
     )
     strange = [each for each in found if each.rule == "out-of-window"]
     told: Counter[str] = Counter()
@@ -80,10 +80,10 @@ def weigh(
     before = tuple(wanted.of_case(one) for one in earlier)
     layers = len(next(iter(step.kinds.values())).pools)
     each = step.batch.cp * layers * len(step.batch.slot_pages)
-    pages = each * len(step.kinds)
+    count = each * len(step.kinds)
     runs = []
     for i, side in enumerate(sides):
-        done = i * pages
+        done = i * count
         stages: dict[str, Stage] = {}
         findings = list(side.findings)
         for kind in step.kinds.values():
@@ -91,8 +91,8 @@ def weigh(
             stages |= looked
             findings += found
             done += each
-            progress(done, len(sides) * pages)
-        for stage, check in (("row_locations", compose.locations), ("strays", strayed.decide)):
+            progress(done, len(sides) * count)
+        for stage, check in (("row_locations", locations.decide), ("strays", strayed.decide)):
             if stage == "row_locations" and stage not in side.outputs:
                 findings += _missing(side, stage)
             if stage in side.outputs:
@@ -107,7 +107,7 @@ def weigh(
                 paths=side.paths,
             )
         )
-    judged = pages if any(side.outputs for side in sides) else 0
+    judged = count if any(side.outputs for side in sides) else 0
     return runs, Coverage(rows=judged, scored_rows=judged)
 
 
@@ -118,8 +118,8 @@ def _pages(
     stage = f"{kind.name}_pages"
     if stage not in side.outputs:
         return {}, _missing(side, stage)
-    looked, found = compose.decide(
-        compose.Held(
+    looked, found = pages.decide(
+        pages.Held(
             step=step,
             kind=kind,
             got=side.outputs[stage],
@@ -175,7 +175,7 @@ def _told(value: int | tuple[int, ...]) -> str:
     return str(value) if isinstance(value, int) else " ".join(map(str, value))
 
 
-def _offset(step: Step, problem: batches.Problem) -> str:
+def _offset(step: Step, problem: refusals.Problem) -> str:
     """A hint where a local page that does not exist is the byte offset of one that does."""
     page, batch = problem.page, step.batch
     if problem.rule != "out-of-window" or page is None or not problem.ranks:

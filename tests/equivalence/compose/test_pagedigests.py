@@ -8,7 +8,8 @@ import xxhash
 from torch import Tensor
 
 from equivalence import generate
-from equivalence.compose import digests, wanted, weighing
+from equivalence.checks.composed import wanted, weighing
+from equivalence.compose import digests
 from equivalence.compose.digests import Difference
 from refimpl import batch as batches
 from refimpl.batch import Batch

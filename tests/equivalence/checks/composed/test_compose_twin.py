@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from equivalence import generate
 from equivalence.case import Case
-from equivalence.compose import judging, weighing
+from equivalence.checks.composed import weighing
+from equivalence.compose import judging
 from equivalence.drawn.compose import SHAPES
 from equivalence.judge import check
 from equivalence.planted import compose as planted
@@ -85,7 +86,7 @@ def test_garbage_tables_never_end_in_a_traceback(data: st.DataObject, seed: int)
 @pytest.mark.parametrize("cut", [97, 500])
 def test_pieces_of_a_layer_come_to_the_whole(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that is too large is composed a few slots at a time, carried page and all."""
-    monkeypatch.setattr("equivalence.compose.wanted._PIECE_BYTES", cut)
+    monkeypatch.setattr("equivalence.checks.composed.wanted._PIECE_BYTES", cut)
     for seed in range(6):
         case = generate.compose_pages(seed)
         verdict = judging.judge(case, weighing.reference(case))

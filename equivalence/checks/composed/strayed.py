@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from equivalence.compose.wanted import Step
+from equivalence.checks.composed.wanted import Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Evidence, Finding, Stage, Status
 from refimpl.compose import KINDS

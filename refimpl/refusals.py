@@ -1,0 +1,270 @@
+"""Why a batch may not be composed, whatever bytes would come out: said before any byte is moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from refimpl.batch import (
+    NOTHING,
+    Batch,
+    admitted_pages,
+    carried_tokens,
+    current_slots,
+    row_locations,
+    slot_counts,
+    slot_requests,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+_Place: TypeAlias = tuple[int, int, int, int]
+"""A slot, its logical page, the page's owner and its local page there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Why a batch may not be composed, whatever bytes would come out.
+
+    Attributes:
+        rule: in the vocabulary of verdicts.
+        sentence: what is wrong, with the ids.
+        slot: where, or None.
+        page: the logical page, or None.
+        ranks: those concerned.
+    """
+
+    rule: str
+    sentence: str
+    slot: int | None = None
+    page: int | None = None
+    ranks: tuple[int, ...] = ()
+
+
+def problems(
+    batch: Batch, *, pool_pages: int, staging_pages: int | None = None
+) -> Iterator[Problem]:
+    """Everything that forbids to compose a batch, before any byte is moved.
+
+    Args:
+        batch: the lengths of its tensors fit each other, see `misfit`.
+        pool_pages: rows of a rank's pool, row 0 included.
+        staging_pages: staging rows that hold a current page; None where there is no limit.
+
+    Yields:
+        Each page is told of under the first rule it breaks.
+    """
+    places = _places(batch)
+    yield from _strange_pages(batch, places, pool_pages)
+    yield from _reserved_pages(batch, places)
+    yield from _unowned_pages(batch, places)
+    yield from _written_twice(batch, places)
+    yield from _carried_together(batch)
+    admitted = admitted_pages(
+        prefix_lens=batch.prefix_lens, extend_lens=batch.extend_lens, page_size=batch.page_size
+    )
+    needed = int(admitted.sum())
+    if staging_pages is not None and needed > staging_pages:
+        pages = batch.slot_pages[current_slots(batch)][staging_pages:].tolist()
+        yield Problem(
+            rule="over-budget",
+            sentence=f"{needed} current pages do not fit into {staging_pages} staging pages: "
+            f"{_listing(pages)} have none",
+            page=pages[0],
+        )
+
+
+def refuse(batch: Batch, *, pool_pages: int, staging_pages: int | None = None) -> None:
+    """Raise a ValueError with the sentence and the ids unless a batch may be composed.
+
+    Args:
+        batch: any.
+        pool_pages: as in `problems`, as the next one.
+        staging_pages: see there.
+    """
+    if why := misfit(batch):
+        raise ValueError(why)
+    for problem in problems(batch, pool_pages=pool_pages, staging_pages=staging_pages):
+        raise ValueError(problem.sentence)
+
+
+def misfit(batch: Batch) -> str:
+    """Why the tensors of a batch contradict each other, in one sentence, or ""."""
+    if batch.cp < 1 or batch.page_size < 1:
+        return f"cp is {batch.cp} and page_size {batch.page_size}: both are 1 or more"
+    for name in ("prefix_lens", "extend_lens"):
+        lens = getattr(batch, name)
+        if len(lens) and int(lens.min()) < 0:
+            at = int(lens.argmin())
+            return f"{name} of request {at} is {int(lens[at])}: it is 0 or more"
+    tokens = int(batch.extend_lens.long().sum())
+    if tokens != len(batch.writer):
+        return f"extend_lens add up to {tokens} tokens; writer names {len(batch.writer)}"
+    before, now = slot_counts(batch)
+    slots = int((before + now).sum())
+    if slots > len(batch.slot_pages):
+        return f"the requests have {slots} pages; slot_pages lists {len(batch.slot_pages)}"
+    padding = batch.slot_pages[slots:]
+    if bool((padding > NOTHING).any()):
+        at = slots + int((padding > NOTHING).nonzero()[0])
+        return (
+            f"slot {at} holds page {int(batch.slot_pages[at])} and no request: "
+            f"{slots} slots are the requests' pages, padding is 0 or -1"
+        )
+    return ""
+
+
+def _strange_pages(batch: Batch, places: Sequence[_Place], pool_pages: int) -> Iterator[Problem]:
+    """Pages, owners, local pages and writers that do not exist."""
+    page = batch.slot_pages.long()
+    for slot in ((page >= max(len(batch.owner), 1)) | (page < -1)).nonzero()[:, 0].tolist():
+        yield Problem(
+            rule="out-of-window",
+            sentence=f"page {int(page[slot])} is none of {len(batch.owner)} logical pages",
+            slot=slot,
+            page=int(page[slot]),
+        )
+    for slot, page_id, owner, local in places:
+        if owner >= batch.cp or owner < -1:
+            sentence = f"page {page_id} is owned by rank {owner} of {batch.cp}"
+            yield Problem(rule="out-of-window", sentence=sentence, slot=slot, page=page_id)
+        elif owner >= 0 and not 0 <= local < pool_pages:
+            sentence = (
+                f"page {page_id} is local page {local} of rank {owner}, which has {pool_pages}"
+            )
+            yield Problem(
+                rule="out-of-window", sentence=sentence, slot=slot, page=page_id, ranks=(owner,)
+            )
+    writer = batch.writer.long()
+    for token in ((writer >= batch.cp) | (writer < -1)).nonzero()[:1, 0].tolist():
+        sentence = f"token {token} is written by rank {int(writer[token])} of {batch.cp}"
+        yield Problem(rule="out-of-window", sentence=sentence)
+
+
+def _reserved_pages(batch: Batch, places: Sequence[_Place]) -> Iterator[Problem]:
+    """Slots of requests that rest on page 0, and pages that rest on a pool's row 0."""
+    request, page = slot_requests(batch), batch.slot_pages.long()
+    for slot in ((request >= 0) & (page <= NOTHING) & (page >= -1)).nonzero()[:, 0].tolist():
+        yield Problem(
+            rule="page-zero",
+            sentence=f"request {int(request[slot])} relies on page {int(page[slot])}, "
+            "which holds nothing",
+            slot=slot,
+            page=int(page[slot]),
+        )
+    for slot, page_id, owner, local in places:
+        if owner >= 0 and local == NOTHING:
+            yield Problem(
+                rule="page-zero",
+                sentence=f"page {page_id} rests on local page 0 of rank {owner}, a dummy",
+                slot=slot,
+                page=page_id,
+                ranks=(owner,),
+            )
+
+
+def _unowned_pages(batch: Batch, places: Sequence[_Place]) -> Iterator[Problem]:
+    """Pages that no pool has, and current tokens that no rank writes."""
+    for slot, page, owner, _ in places:
+        if owner == -1:
+            sentence = f"page {page} has no owner"
+            yield Problem(rule="no-writer", sentence=sentence, slot=slot, page=page)
+    slots = row_locations(batch).long() // batch.page_size
+    for slot in _distinct(slots[batch.writer == -1]):
+        tokens = int(((slots == slot) & (batch.writer == -1)).sum())
+        page = int(batch.slot_pages[slot])
+        sentence = f"page {page} has {tokens} current tokens that no rank writes"
+        yield Problem(rule="no-writer", sentence=sentence, slot=slot, page=page)
+
+
+def _written_twice(batch: Batch, places: Sequence[_Place]) -> Iterator[Problem]:
+    """Current pages that two ranks write, that stand in two slots, or that are read as prefix."""
+    slots = (row_locations(batch).long() // batch.page_size).tolist()
+    ranks: dict[int, set[int]] = {}
+    for slot, rank in zip(slots, batch.writer.tolist(), strict=True):
+        ranks.setdefault(slot, set()).add(rank)
+    for slot, several in ranks.items():
+        writers = tuple(sorted(several - {-1}))
+        if len(writers) > 1:
+            page = int(batch.slot_pages[slot])
+            sentence = f"page {page} is written by ranks {_listing(writers)}: a split inside a page"
+            yield Problem(
+                rule="two-writers", sentence=sentence, slot=slot, page=page, ranks=writers
+            )
+    now = set(current_slots(batch).tolist())
+    at: dict[int, list[int]] = {}
+    held: dict[tuple[int, int], int] = {}
+    for slot, page, owner, local in places:
+        at.setdefault(page, []).append(slot)
+        if owner >= 0 and held.setdefault((owner, local), page) != page:
+            other = held[owner, local]
+            sentence = f"pages {other} and {page} are one: local page {local} of rank {owner}"
+            yield Problem(
+                rule="two-writers", sentence=sentence, slot=slot, page=page, ranks=(owner,)
+            )
+    for page, where in at.items():
+        written = sorted(now & set(where))
+        if len(where) > 1 and written:
+            sentence = (
+                f"page {page} is written in slot {written[0]} and stands in slots {_listing(where)}"
+            )
+            yield Problem(rule="two-writers", sentence=sentence, slot=written[0], page=page)
+
+
+def _carried_together(batch: Batch) -> Iterator[Problem]:
+    """Carried prefixes that run beside others, or that another than their owner writes."""
+    carried = carried_tokens(batch)
+    before, now = slot_counts(batch)
+    first = (before + now).cumsum(0) - now
+    active = int((batch.extend_lens > 0).sum())
+    slots = row_locations(batch).long() // batch.page_size
+    for request in carried.nonzero()[:, 0].tolist():
+        slot = int(first[request])
+        page, tokens = int(batch.slot_pages[slot]), int(carried[request])
+        if len(batch.prefix_lens) > 1:
+            others = len(batch.prefix_lens) - 1
+            sentence = (
+                f"request {request} carries {tokens} tokens of page {page} and runs beside "
+                f"{others} other{'s' if others > 1 else ''} ({active} extend): "
+                "an unaligned prefix runs alone"
+            )
+            yield Problem(rule="two-writers", sentence=sentence, slot=slot, page=page)
+            continue
+        owner = int(batch.owner[page]) if NOTHING < page < len(batch.owner) else -1
+        ranks = tuple(w for w in _distinct(batch.writer[slots == slot]) if w >= 0)
+        if owner >= 0 and len(ranks) == 1 and ranks[0] != owner:
+            sentence = (
+                f"page {page} carries {tokens} tokens of rank {owner}, its owner, "
+                f"and is written by rank {ranks[0]}"
+            )
+            yield Problem(
+                rule="two-writers",
+                sentence=sentence,
+                slot=slot,
+                page=page,
+                ranks=(owner, ranks[0]),
+            )
+
+
+def _places(batch: Batch) -> list[_Place]:
+    """Slots that hold an existing logical page, ascending."""
+    owner, local = batch.owner.tolist(), batch.local_page.tolist()
+    return [
+        (slot, page, owner[page], local[page])
+        for slot, page in enumerate(batch.slot_pages.tolist())
+        if NOTHING < page < len(owner)
+    ]
+
+
+def _distinct(values: Tensor) -> list[int]:
+    """The different values, ascending."""
+    return sorted(set(values.tolist()))
+
+
+def _listing(values: Sequence[int], most: int = 8) -> str:
+    """At most a few numbers, then how many more."""
+    told = " ".join(map(str, values[:most]))
+    return told if len(values) <= most else f"{told} and {len(values) - most} more"
