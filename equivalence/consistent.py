@@ -16,7 +16,7 @@ _SCORES = ("logits", "scores")
 _DIGESTED = frozenset(n for spec in specs.OPS.values() for n in spec.outputs) - {"scores"}
 _INT32 = 1 << 31
 _BYTE = 255
-_BYTES = ("mask", *PAGES)
+_BYTES = ("mask", "moved", *PAGES)
 
 
 def check(case: Case, sizes: Mapping[str, int]) -> None:

@@ -27,7 +27,7 @@ ZeroSign = Literal["distinct", "equal"]
 Dead = Literal["ignore", "-inf", "zero"]
 Scores = Literal["bits", "bound"]
 Ranks = Literal["identical", "sets"]
-Writes = Literal["none", "before-window", "out-of-window", "scores"]
+Writes = Literal["none", "before-window", "out-of-window", "scores", "cache"]
 
 FREEDOMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -74,7 +74,8 @@ class Contract:
         scores: equal bits, or within the derived bound of the arithmetic.
         ranks: ranks give identical rows, or equal sets.
         reserved_pages: pages 0 .. n-1, where no valid pick may land.
-        writes: which columns of its input scores a kernel may change.
+        writes: which columns of its input scores a kernel may change; `cache` are the bytes of its
+            key pages that it hands back changed.
         name: the documented contract this one began as.
     """
 

@@ -4,6 +4,7 @@ Each takes a case and the rows wanted (int64, ascending), and gives tensors of t
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,33 @@ def gathered_keys(case: Case, rows: Tensor) -> Mapping[str, Tensor]:
     )
     before = int(edges[first - 1]) if first else 0
     return {name: layout.taken(tensor, rows - before) for name, tensor in found.items()}
+
+
+def moved_tokens(case: Case, rows: Tensor) -> Mapping[str, Tensor]:
+    """Pages after the tokens were moved, sources read from where they stood before."""
+    where, cache = _moves_to(case, rows), case.inputs["kv_cache"]
+    out = layout.taken(cache, rows)
+    pages.copy_tokens(out, cache, **where)
+    return {"moved": out}
+
+
+def moved_into(case: Case, rows: Tensor) -> Mapping[str, Tensor]:
+    """The bytes of pages that tokens are moved to: no other one may change."""
+    where, width = _moves_to(case, rows), case.inputs["kv_cache"].shape[1]
+    free = torch.zeros(len(rows), width, dtype=torch.bool, device=rows.device)
+    at = pages.token_bytes(where["destination"], page_size=where["page_size"], width=width)
+    free[at] = True
+    return {"moved": free}
+
+
+def _moves_to(case: Case, rows: Tensor) -> dict[str, Any]:
+    """The moves into some pages, whose destinations are counted over these pages alone."""
+    size, pad = (int(param(case, name)) for name in ("page_size", "pad"))
+    source, destination = (case.inputs[name].long() for name in ("source", "destination"))
+    page = place_of(rows, torch.where(destination == pad, -1, destination // size))
+    some = page >= 0
+    to = page * size + destination % size
+    return {"source": source[some], "destination": to[some], "page_size": size}
 
 
 def quantized_q(case: Case, rows: Tensor) -> Mapping[str, Tensor]:

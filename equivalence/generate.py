@@ -16,7 +16,7 @@ from equivalence.drawn import masks
 from equivalence.drawn.compose import compose_pages, compose_sequence
 from equivalence.drawn.decode import decode_indexer
 from equivalence.drawn.qsa import expand_blocks, qsa_indexer
-from equivalence.drawn.quant import gather_keys, quantize_k, quantize_q
+from equivalence.drawn.quant import gather_keys, move_tokens, quantize_k, quantize_q
 from equivalence.drawn.ranks import gather_rows, merge_topk
 from equivalence.draws import Form, Scores, Spans
 from equivalence.errors import UsageError
@@ -37,6 +37,7 @@ __all__ = [
     "gather_keys",
     "gather_rows",
     "merge_topk",
+    "move_tokens",
     "mqa_logits",
     "prefill_indexer",
     "publish_mask",

@@ -32,6 +32,8 @@ class Op:
         arithmetic: the profile a reference uses unless the case names one.
         slots: the map from picks to physical slots; None where the inputs hold none.
         exact: some rows of the outputs that are compared bit for bit.
+        free: of exact outputs, which bytes of some rows the call may change, bool; another one
+            that differs was written outside.
         reading: what wrong rows of an exact output look like, see `checks.quant.reading`.
         faults: what is wrong with a call, whatever it gave.
         weigh: (case, sides, progress) -> runs and rows judged, of an op that is not judged block
@@ -49,6 +51,7 @@ class Op:
     arithmetic: str | None = None
     slots: Callable[[Case], SlotsOf | None] = lambda _: None
     exact: Callable[[Case, Tensor], Mapping[str, Tensor]] | None = None
+    free: Callable[[Case, Tensor], Mapping[str, Tensor]] = lambda *_: {}
     reading: Callable[..., str] | None = None
     faults: Callable[[Case], Iterable[Finding]] | None = None
     weigh: Callable[..., tuple[list[Run], Coverage]] | None = None
@@ -126,7 +129,7 @@ def _row_count(case: Case, spec: schema.OpSpec, sizes: Mapping[str, int]) -> int
         return int(param(case, "rows"))
     if spec.rows == "cp":
         return int(param(case, "cp"))
-    return sizes["B"] * sizes["n"] if spec.rows == "B*n" else sizes["T"]
+    return sizes["B"] * sizes["n"] if spec.rows == "B*n" else sizes[str(spec.rows)]
 
 
 _KINDS: Mapping[str, tuple[Callable[..., Tensor], Callable[..., Any], tuple[str, ...], str]] = {
@@ -232,6 +235,14 @@ OPS: Mapping[str, Op] = {
         spans.gather_keys,
         "values",
         exact=exact.gathered_keys,
+        reading=quant.reading,
+    ),
+    "move_tokens": _op(
+        "move_tokens",
+        spans.move_tokens,
+        "moved",
+        exact=exact.moved_tokens,
+        free=exact.moved_into,
         reading=quant.reading,
     ),
     "compose_pages": _op(

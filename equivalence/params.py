@@ -14,6 +14,7 @@ _LIMITS = {
     "init_tokens": (0, 1 << 20),
     "local_tokens": (0, 1 << 20),
     "cp": (1, 1 << 10),
+    "pad": (-1, 0),
     "staging_pages": (0, 1 << 24),
 }
 """The smallest and largest value of a parameter: memory is made by most."""

@@ -9,6 +9,7 @@ from torch.nn import functional
 from equivalence.case import Case
 from equivalence.errors import InvalidCase
 from equivalence.windows import SLOTS, Bad, Windows, bad_pages, build, param
+from refimpl import pages as paging
 
 _LONGEST = 1 << 24
 """Columns that a row may have where no tensor holds them."""
@@ -169,6 +170,18 @@ def gather_keys(case: Case) -> Windows:
             values = [v if isinstance(v, int) else int(v[at]) for v in bad.values]
             raise InvalidCase(f"request {at}: {bad.sentence.format(*values)}")
     return rows(case)
+
+
+def move_tokens(case: Case) -> Windows:
+    """One row a page of the buffer."""
+    size, pad = (int(param(case, name)) for name in ("page_size", "pad"))
+    try:
+        paging.refuse_moves(**case.inputs, page_size=size, pad=pad)
+    except ValueError as error:
+        raise InvalidCase(str(error)) from error
+    zero = torch.zeros(len(case.inputs["kv_cache"]), dtype=torch.int64)
+    zero = zero.to(case.inputs["kv_cache"].device)
+    return build(case, zero, zero, zero, [])
 
 
 def merge(case: Case) -> Windows:

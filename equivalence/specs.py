@@ -222,6 +222,17 @@ OPS: Mapping[str, OpSpec] = {
         rows="rows",
         whole=True,
     ),
+    "move_tokens": OpSpec(
+        inputs={
+            "kv_cache": TensorSpec(("U8",), ("pages", "page_bytes")),
+            "source": TensorSpec(("I32", "I64"), ("m",)),
+            "destination": TensorSpec(("I32", "I64"), ("m",)),
+        },
+        outputs={"moved": TensorSpec(("U8",), ("pages", "page_bytes"))},
+        defaults={"page_size": 64, "pad": 0},
+        rows="pages",
+        whole=True,
+    ),
     "compose_pages": OpSpec(
         inputs={
             "token_pools": _optional(_BYTES, "layers", "cp", "pool_pages", "token_page_bytes"),

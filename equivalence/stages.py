@@ -182,7 +182,7 @@ def columns_of(case: Case) -> int:
     if "logits" in given:
         return width_of(case, "logits")
     # Of what is compared whole every value is a cell.
-    exact = [name for name in given if name in ("rows", "values", "packed")]
+    exact = [name for name in given if name in ("rows", "values", "packed", "moved")]
     return max((width_of(case, name) for name in exact), default=1)
 
 

@@ -19,7 +19,7 @@ def decide(job: Job, block: Block, side: Side) -> dict[str, Decided]:
     op = ops.find(job.case.op)
     if op.exact is None:
         return {}
-    want = op.exact(job.case, block.ids)
+    want, free = op.exact(job.case, block.ids), op.free(job.case, block.ids)
     got = {stage: block.rows(side.outputs[stage]) for stage in want if stage in side.outputs}
     return {
         stage: whole.decide(
@@ -29,6 +29,7 @@ def decide(job: Job, block: Block, side: Side) -> dict[str, Decided]:
                 ids=block.names,
                 stage=stage,
                 poison=side.poison.get(stage),
+                free=free.get(stage),
                 reading=partial(_read, job, block, stage=stage, want=want, got=got),
             )
         )

@@ -1,4 +1,4 @@
-"""From picked columns to KV slots: page tables, slot maps, offsets, and the key rows of pages."""
+"""From picked columns to KV slots: page tables, slot maps, offsets, and the keys of pages."""
 
 import torch
 from torch import Tensor
@@ -140,6 +140,88 @@ def batch_positions(seq_lens: Tensor) -> tuple[Tensor, Tensor]:
     request = requests.repeat_interleave(lens)
     first = lens.cumsum(0) - lens
     return request, torch.arange(len(request), device=lens.device) - first[request]
+
+
+def move_tokens(
+    *, kv_cache: Tensor, source: Tensor, destination: Tensor, page_size: int = 64, pad: int = 0
+) -> Tensor:
+    """The pages after tokens were moved in them; every source is read before any token is written.
+
+    A location is `page * page_size + token`, and a token is its key and its scale.
+    SGLang `IndexKeyCache.move`, on which accepted draft tokens go to their places: the right side
+    of its assignment is gathered first, and lists of locations end in zeros, which are padding
+    (speculative/spec_utils.py, `move_accept_tokens_to_target_kvcache`).
+
+    Args:
+        kv_cache: uint8 [pages, page_size * (D + 4)], or the same bytes in more dimensions.
+        source: [m] int32 or int64, the location each token is read from; one may repeat.
+        destination: [m] of the same kind, where it is written; no two are the same.
+        page_size: keys a page.
+        pad: what stands in both lists where nothing is moved.
+
+    Returns:
+        uint8 of the shape of `kv_cache`, in memory of its own.
+
+    Raises:
+        ValueError: see `refuse_moves`.
+    """
+    where = {"source": source, "destination": destination}
+    refuse_moves(kv_cache=kv_cache, **where, page_size=page_size, pad=pad)
+    cache = kv_cache.flatten(1)
+    out = cache.clone(memory_format=torch.contiguous_format)
+    held = {name: location[source != pad] for name, location in where.items()}
+    copy_tokens(out, cache, **held, page_size=page_size)
+    return out.view(kv_cache.shape)
+
+
+def refuse_moves(
+    *, kv_cache: Tensor, source: Tensor, destination: Tensor, page_size: int, pad: int
+) -> None:
+    """Raise ValueError, with the numbers of the moves, where `move_tokens` has no one answer.
+
+    The lists differ in length, the bytes of a page are not those of page_size keys, padding stands
+    on one side alone, a location is none of the cache, or two tokens go to one.
+    """
+    if source.shape != destination.shape or source.dim() != 1:
+        shapes = f"{list(source.shape)} and destination {list(destination.shape)}"
+        raise ValueError(f"source is {shapes}: one location a move")
+    width = kv_cache.flatten(1).shape[1]
+    if page_size < 1 or width % page_size or width // page_size <= bits.SCALE_BYTES:
+        raise ValueError(f"kv_cache has {width} bytes a page: they hold no {page_size} keys")
+    room = len(kv_cache) * page_size
+    for move in ((source == pad) != (destination == pad)).nonzero()[:1, 0].tolist():
+        way = f"from {int(source[move])} to {int(destination[move])}"
+        raise ValueError(f"move {move} goes {way}: padding ({pad}) is on both sides or on none")
+    for what, location in (("reads", source), ("writes", destination)):
+        strange = (location != pad) & ((location < 0) | (location >= room))
+        for move in strange.nonzero()[:1, 0].tolist():
+            raise ValueError(
+                f"move {move} {what} token {int(location[move])}: "
+                f"{len(kv_cache)} pages of {page_size} hold {room}"
+            )
+    order = destination.argsort(stable=True)
+    to = destination[order]
+    for at in ((to[1:] == to[:-1]) & (to[1:] != pad)).nonzero()[:1, 0].tolist():
+        one, two = order[at : at + 2].tolist()
+        raise ValueError(f"moves {one} and {two} both go to token {int(to[at])}")
+
+
+def copy_tokens(
+    out: Tensor, cache: Tensor, *, source: Tensor, destination: Tensor, page_size: int
+) -> None:
+    """Write tokens of uint8 pages [*, bytes] into others of as many bytes, all read before."""
+    width = cache.shape[1]
+    read = cache[token_bytes(source, page_size=page_size, width=width)]
+    out[token_bytes(destination, page_size=page_size, width=width)] = read
+
+
+def token_bytes(location: Tensor, *, page_size: int, width: int) -> tuple[Tensor, Tensor]:
+    """The pages [n, 1] and bytes [n, D + 4] of tokens in planar pages of `width` bytes, int64."""
+    at, head_dim = location.long()[:, None], width // page_size - bits.SCALE_BYTES
+    page, token = at // page_size, at % page_size
+    byte = torch.arange(width // page_size, device=at.device)
+    scale = page_size * head_dim + token * bits.SCALE_BYTES + byte - head_dim
+    return page, torch.where(byte < head_dim, token * head_dim + byte, scale)
 
 
 def pack_keys(*, values: Tensor, scale: Tensor, page_size: int = 64) -> Tensor:

@@ -119,3 +119,23 @@ def gathered(
         for request, length in enumerate(lengths)
         for at in range(length)
     ]
+
+
+def moved(
+    pages: Sequence[Sequence[int]],
+    moves: Sequence[tuple[int, int]],
+    page_size: int,
+    pad: int,
+) -> list[list[int]]:
+    """The pages after tokens were copied from locations to others, byte by byte, out of the old."""
+    after = [list(page) for page in pages]
+    for source, destination in moves:
+        if source == pad:
+            continue
+        (page, token), (at, place) = (divmod(each, page_size) for each in (source, destination))
+        dim = len(pages[page]) // page_size - 4
+        for i in range(dim):
+            after[at][place * dim + i] = pages[page][token * dim + i]
+        for i in range(page_size * dim, page_size * dim + 4):
+            after[at][i + place * 4] = pages[page][i + token * 4]
+    return after

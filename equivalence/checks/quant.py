@@ -1,4 +1,4 @@
-"""Quantised and gathered keys that are wrong: their likely cause, where the bits show it.
+"""Quantised, gathered and moved keys that are wrong: their likely cause, where bits show it.
 
 Every classic fault is tried as a faulty reference over the same inputs. A cause is told only
 where its reference has every bit of the wrong rows, and one other at most has them too.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equivalence.checks import misgathered, misquantised
+from equivalence.checks import misgathered, mismoved, misquantised
 from equivalence.checks.fault import Asked, Fault, Outputs
 from refimpl import bits
 
@@ -34,11 +34,11 @@ def reading(
     rows: Tensor,
     beside: Mapping[str, Tensor] | None = None,
 ) -> str:
-    """What the wrong ones of some rows of a quantiser or a gather look like, or "".
+    """What the wrong ones of some rows of a quantiser, a gather or a move look like, or "".
 
     Args:
-        stage: `values`, `scale`, `weights` or `k_scale`.
-        inputs: of the whole call; `kv_cache` among them makes it a gather.
+        stage: `values`, `scale`, `weights`, `k_scale` or `moved`.
+        inputs: of the whole call; `kv_cache` among them makes it a gather, `source` a move.
         params: of the call.
         want: [n, ...] the reference's rows.
         got: [n, ...] the candidate's: right rows among them tell causes apart.
@@ -52,8 +52,7 @@ def reading(
         return ""
     at = torch.cat([wrong, right])
     asked = Asked(inputs=inputs, params=params, rows=rows[at], stage=stage)
-    table = misgathered.FAULTS if "kv_cache" in inputs else misquantised.FAULTS
-    made = [(fault, fault.outputs(asked)) for fault in table.values()]
+    made = [(fault, fault.outputs(asked)) for fault in _table(inputs).values()]
     few = slice(len(wrong))
     alike = [one for one in made if stage in one[1]]
     alike = [one for one in alike if _agrees(one[1], name=stage, got=got, at=at[few])]
@@ -65,6 +64,13 @@ def reading(
     bad = Asked(inputs=inputs, params=params, rows=rows[wrong], stage=stage)
     notes = dict.fromkeys(fault.note(bad) for fault, _ in alike)
     return f"as when {', or '.join(fault.cause for fault, _ in alike)}{''.join(notes)}"
+
+
+def _table(inputs: Mapping[str, Tensor]) -> Mapping[str, Fault]:
+    """The classic faults of the kind of call that has these inputs."""
+    if "source" in inputs:
+        return mismoved.FAULTS
+    return misgathered.FAULTS if "kv_cache" in inputs else misquantised.FAULTS
 
 
 def _narrowed(made: list[Made], holds: Callable[[Outputs], bool]) -> list[Made]:

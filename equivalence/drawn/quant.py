@@ -1,4 +1,4 @@
-"""Seeded cases of quantisers, and of keys gathered from planar pages."""
+"""Seeded cases of quantisers, and of keys gathered from planar pages or moved in them."""
 
 import torch
 
@@ -54,4 +54,27 @@ def gather_keys(seed: int, *, page_size: int = 4, head_dim: int = 16) -> Case:
         },
         params={"rows": int(lens.sum()), "page_size": page_size},
         name=f"gather_keys seed {seed}",
+    )
+
+
+def move_tokens(
+    seed: int, *, page_size: int = 4, head_dim: int = 16, cache_pages: int = 8, pad: int = 0
+) -> Case:
+    """Six moves, each of which but the first reads what the one before it writes, and padding.
+
+    Location 0 is nobody's; the cache holds 8 tokens or more.
+    """
+    random = torch.Generator().manual_seed(seed)
+    keys, scales = draws.keys(random, cache_pages * page_size, head_dim, tie_rich=False)
+    chain = 1 + torch.randperm(cache_pages * page_size - 1, generator=random)[:7]
+    padding = torch.full((2,), pad)
+    return Case(
+        op="move_tokens",
+        inputs={
+            "kv_cache": pages.pack_keys(values=keys, scale=scales, page_size=page_size),
+            "source": torch.cat([chain[:-1], padding]),
+            "destination": torch.cat([chain[1:], padding]),
+        },
+        params={"page_size": page_size, "pad": pad},
+        name=f"move_tokens seed {seed}",
     )

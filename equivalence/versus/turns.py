@@ -157,7 +157,7 @@ def side_of(
     after, _ = call.inputs_of(reading, seat.like, args, kwargs)
     mutated = {n: t for n, t in after.items() if not same(t, case.inputs[n])}
     side = sides.given(case, outputs, name)
-    outcome = replay.Outcome(mutated=mutated)
+    outcome = replay.Outcome(outputs=outputs, mutated=mutated)
     found = sides.written(case, outcome, seat.contract, name)
     return replace(side, findings=(*side.findings, *found))
 

@@ -1,4 +1,4 @@
-"""Rows and picks of several ranks, QSA layers, quantised and gathered keys, judged whole."""
+"""Rows and picks of several ranks, QSA layers, keys quantised, gathered and moved, judged whole."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +32,8 @@ RIGHT: dict[str, tuple[Case, Candidate]] = {
         generate.gather_keys(0),
         lambda *, rows, **call: pages.gather_batch(**call) if rows else {},
     ),
+    "move_tokens": (generate.move_tokens(0), pages.move_tokens),
+    "move_tokens, pads -1": (generate.move_tokens(1, pad=-1), pages.move_tokens),
 }
 
 

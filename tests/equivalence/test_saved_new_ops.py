@@ -136,9 +136,20 @@ def rescaled(*, rows: int, **call: Call) -> dict[str, Tensor]:
     return found
 
 
+def displaced(**call: Call) -> Tensor:
+    """Page 3 is that of page 4."""
+    out = pages.move_tokens(**call)
+    out[3] = out[4]
+    return out
+
+
 @pytest.mark.parametrize(
     ("case", "candidate"),
-    [(generate.gather_rows(0), moved), (generate.gather_keys(0), rescaled)],
+    [
+        (generate.gather_rows(0), moved),
+        (generate.gather_keys(0), rescaled),
+        (generate.move_tokens(0), displaced),
+    ],
     ids=lambda each: getattr(each, "op", ""),
 )
 def test_a_call_that_cannot_be_cut_is_kept_whole(

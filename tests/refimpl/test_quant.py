@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -264,6 +265,67 @@ def test_a_batch_is_gathered_as_the_twin_does(data: st.DataObject, size: int, di
         )
         assert as_bits(got["values"]) == [key for key, _ in want]
         assert as_bits(got["k_scale"]) == [scale for _, scale in want]
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 6), st.sampled_from([0, -1]))
+def test_tokens_are_moved_as_the_twin_does(
+    data: st.DataObject, size: int, dim: int, pad: int
+) -> None:
+    """Any bytes and moves, chains, copies and padding, in whatever shape the cache has."""
+    location = st.integers(pad + 1, 4 * size - 1)
+    to = data.draw(st.lists(location, unique=True))
+    moves = [(data.draw(location), one) for one in to]
+    moves = data.draw(st.permutations([*moves, *[(pad, pad)] * data.draw(st.integers(0, 2))]))
+    made = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    cache = torch.randint(0, 256, (4, size * (dim + 4)), generator=made).byte()
+    dtype = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    source, destination = torch.tensor(moves, dtype=dtype).view(-1, 2).unbind(1)
+    want, before = twin_quant.moved(cache.tolist(), moves, size, pad), cache.clone()
+    for shape in ((4, -1), (4, size, 1, dim + 4)):
+        got = pages.move_tokens(
+            kv_cache=cache.view(shape),
+            source=source,
+            destination=destination,
+            page_size=size,
+            pad=pad,
+        )
+        assert got.flatten(1).tolist() == want
+        assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "size", "pad", "sentence"),
+    [
+        ([1], [2, 3], 4, 0, "source is [1] and destination [2]: one location a move"),
+        ([1], [2], 5, 0, "kv_cache has 32 bytes a page: they hold no 5 keys"),
+        ([1], [2], 8, 0, "kv_cache has 32 bytes a page: they hold no 8 keys"),
+        ([1], [2], 0, 0, "kv_cache has 32 bytes a page: they hold no 0 keys"),
+        (
+            [1, 2, 0],
+            [3, 4, 5],
+            4,
+            0,
+            "move 2 goes from 0 to 5: padding (0) is on both sides or on none",
+        ),
+        ([1, 2], [3, -1], 4, -1, "move 1 goes from 2 to -1: padding (-1) is on both sides"),
+        ([1, 12], [3, 4], 4, 0, "move 1 reads token 12: 3 pages of 4 hold 12"),
+        ([1, -1], [3, 4], 4, 0, "move 1 reads token -1: 3 pages of 4 hold 12"),
+        ([1, 2], [70, 4], 4, 0, "move 0 writes token 70: 3 pages of 4 hold 12"),
+        ([0, 1, 2, 3], [0, 5, 6, 5], 4, 0, "moves 1 and 3 both go to token 5"),
+    ],
+)
+def test_moves_without_one_answer_are_refused(
+    source: list[int], destination: list[int], size: int, pad: int, sentence: str
+) -> None:
+    """The sentence names the moves and what would fit."""
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        pages.move_tokens(
+            kv_cache=torch.zeros(3, 32, dtype=torch.uint8),
+            source=torch.tensor(source),
+            destination=torch.tensor(destination),
+            page_size=size,
+            pad=pad,
+        )
 
 
 @given(st.integers(0, 13), st.integers(1, 5))

@@ -1,4 +1,4 @@
-"""Live calls that publish masks, quantise, expand or gather: recorded, and compared."""
+"""Live calls that publish masks, quantise, expand, gather or move: recorded, and compared."""
 
 from __future__ import annotations
 
@@ -113,6 +113,13 @@ def keys(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, rows: int) -> 
     )
 
 
+def move(tgt_loc: Tensor, src_loc: Tensor, buffer: Tensor) -> None:
+    """Tokens of an engine's own buffer."""
+    buffer.copy_(
+        pages.move_tokens(kv_cache=buffer, source=src_loc, destination=tgt_loc, page_size=4)
+    )
+
+
 def buffers(case: Case) -> dict[str, Tensor]:
     """Where a quantiser of keys writes."""
     x = case.inputs["x"]
@@ -163,6 +170,17 @@ CALLS: dict[str, tuple[Case, Callable[..., Any], dict[str, Any], dict[str, Any]]
     "expands": (generate.expand_blocks(0), qsa.expand_blocks, {}, {}),
     "gathers rows": (generate.gather_rows(0), ranks.gather_rows, {}, {}),
     "gathers keys": (generate.gather_keys(0), keys, {"params": {"page_size": 4}}, {}),
+    "moves in place": (
+        generate.move_tokens(0),
+        move,
+        {
+            "names": {"kv_cache": "buffer", "source": "src_loc", "destination": "tgt_loc"},
+            "inplace": {"moved": "buffer"},
+            "params": {"page_size": 4},
+            "contract": "sglang.srt.mem_cache.index_key_cache.IndexKeyCache.move",
+        },
+        {},
+    ),
     "merges": (generate.merge_topk(0), ranks.merge_topk, {}, {}),
 }
 
@@ -170,8 +188,12 @@ CALLS: dict[str, tuple[Case, Callable[..., Any], dict[str, Any], dict[str, Any]]
 def arguments(case: Case, more: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
     """Fresh arguments of one call."""
     call = {**call_of(case), **more}
-    if function is keys:
+    if function in (keys, move):
         del call["page_size"]
+    if function is move:
+        del call["pad"]
+        names = {"kv_cache": "buffer", "source": "src_loc", "destination": "tgt_loc"}
+        call = {names[name]: tensor for name, tensor in call.items()}
     return {n: layout.clone(x) if isinstance(x, torch.Tensor) else x for n, x in call.items()}
 
 
@@ -292,7 +314,7 @@ def wrong(name: str) -> Callable[..., Any]:
 
     def candidate(**call: Call) -> Any:  # noqa: ANN401 - the original's own result
         result = function(**call)
-        written = [call[key] for key in ("q8", "packed", "scores") if key in call]
+        written = [call[key] for key in ("q8", "packed", "scores", "buffer") if key in call]
         given = written if name.endswith("in place") else [result]
         if isinstance(result, dict) and given[0] is result:
             given = list(result.values())

@@ -415,7 +415,9 @@ def test_picks_within_the_bound_may_vary() -> None:
     assert check_row_count(case, picks, contract="order=any", rows=[4]).status is Status.DIFFERENT
 
 
-@pytest.mark.parametrize("case", [generate.gather_rows(0), generate.gather_keys(0)])
+@pytest.mark.parametrize(
+    "case", [generate.gather_rows(0), generate.gather_keys(0), generate.move_tokens(0)]
+)
 def test_what_cannot_be_cut_is_refused(
     case: Case, tmp_path: Path, tell: Callable[..., tuple[int, str, str]]
 ) -> None:
