@@ -295,7 +295,7 @@ def counting(peers: Peers, moved: Moved) -> Peers:
 
 
 def _run(ready: step.Prepared, peers: Peers, turn: int) -> Iterator[tuple[int, str, Tensor]]:
-    return WAYS[ready.way](peers, ready.plan, ready.rows, turn=turn)
+    return WAYS[ready.way].run(peers, ready.plan, ready.rows, turn=turn)
 
 
 def _drain(ready: step.Prepared, peers: Peers, turn: int) -> None:

@@ -17,7 +17,7 @@ from equivalence.case import Case
 from equivalence.compose import running, steps
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import moves
-from equivalence.paths.ipc.ways import SUMS, WAYS
+from equivalence.paths.ipc.ways import WAYS, Way
 from equivalence.replay import Outcome
 from equivalence.world import threads
 
@@ -103,7 +103,7 @@ def test_every_way_of_a_batch_has_time_and_bytes(timed: list[dict[str, Any]]) ->
     for row in timed:
         assert row["same"] is True
         assert all(row[name] > 0 for name in FIGURES)
-        assert (row["summed_bytes"] > 0) == (row["way"] in SUMS)
+        assert (row["summed_bytes"] > 0) == WAYS[row["way"]].sums
         assert row["read_bytes"] == 0 or row["way"] not in {"legacy", "fallback"}
         assert row["way"] != "legacy" or row["seconds_to_legacy"] == 1.0
     sums = {row["way"]: row["summed_bytes"] for row in timed[: len(WAYS)]}
@@ -113,13 +113,13 @@ def test_every_way_of_a_batch_has_time_and_bytes(timed: list[dict[str, Any]]) ->
 def test_a_way_with_other_bytes_is_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank compares what it timed with what legacy gave it."""
     case = steps.sequence("bs-1-4", cp=2, layers=1, scale=8)[2]
-    honest = WAYS["direct"]
+    honest = WAYS["direct"].run
 
     def wrong(*given: Any, **call: Any) -> Any:  # noqa: ANN401 - as a way
         for layer, kind, dense in honest(*given, **call):
             yield layer, kind, dense ^ 1
 
-    monkeypatch.setattr(hopper_compose, "WAYS", {**WAYS, "direct": wrong})
+    monkeypatch.setattr(hopper_compose, "WAYS", {**WAYS, "direct": Way(run=wrong)})
     for outcome in exchanged(case, "legacy", "direct", "staging"):
         assert outcome.outputs["same"].tolist() == [1, 0, 1]
         assert outcome.outputs["ran"].tolist() == [1, 1, 1]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -134,8 +135,9 @@ def local(way: str, **settings: Any) -> Candidate:  # noqa: ANN401 - as `over`
     return candidate
 
 
+@cache
 def _alone(way: str) -> Candidate:
-    """A way by its name, importable, each call on ranks of its own."""
+    """A way by its name, the same function each time, each call on ranks of its own."""
 
     def candidate(**call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - inputs and parameters
         result: dict[str, Tensor] = local(way)(**call)
@@ -146,4 +148,8 @@ def _alone(way: str) -> Candidate:
     return candidate
 
 
-legacy, fused, fallback, dense, staging, direct, prefetch = map(_alone, ways.WAYS)
+def __getattr__(name: str) -> Candidate:
+    """Every way by its name."""
+    if name not in ways.WAYS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _alone(name)

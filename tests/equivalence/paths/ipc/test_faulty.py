@@ -7,7 +7,7 @@ import torch
 from drawn_steps import Step, differing, run, step
 
 from equivalence.checks.strayed import REGIONS
-from equivalence.paths.ipc import candidate, exported, faulty, known, ways
+from equivalence.paths.ipc import candidate, exported, faulty, known
 from equivalence.paths.ipc.candidate import RanksFailed
 from equivalence.paths.ipc.faulty import FAULTS, Fault
 from equivalence.world.threads import Threads
@@ -77,7 +77,7 @@ def test_a_fault_shows_alike_each_time(name: str, way: str) -> None:
         assert torch.equal(tensor.view(torch.uint8), second[output].view(torch.uint8)), output
 
 
-@pytest.mark.parametrize("way", ways.STAGED)
+@pytest.mark.parametrize("way", known.STAGED)
 def test_a_page_past_the_end_of_a_staging_is_a_stray_write(way: str) -> None:
     """All pages come out right; the reserved row of half 1 and the guard tell."""
     wanted, got = faulted("overflow-past", way)
