@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import known
-from equivalence.paths.ipc.plan import PLANS
+from equivalence.paths.ipc import plan as plans
 from refimpl import batch as batches
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Seams:
 
     Attributes:
         inputs: what a rank is given -> what it takes.
-        plan: as `Plans.of`.
+        plan: as `plan.of`.
         peers: (peers, plan) -> peers.
     """
 
@@ -75,7 +75,7 @@ def seams(given: Mapping[str, Any] | None, *, link: Link, way: str) -> Seams:
         UsageError: there is no such fault, or the way does not have its place.
     """
     if given is None:
-        return Seams(inputs=dict, plan=PLANS.of, peers=lambda peers, _: peers)
+        return Seams(inputs=dict, plan=plans.of, peers=lambda peers, _: peers)
     fault = read(given, way=way)
     told = FAULTS[fault.name]
     at: dict[str, Fault] = {"fault": fault}
@@ -85,8 +85,8 @@ def seams(given: Mapping[str, Any] | None, *, link: Link, way: str) -> Seams:
             return tensors
         return told.inputs(_placed(fault, link.ranks, None), link, tensors)
 
-    def plan(batch: Batch, **call: Any) -> Plan:  # noqa: ANN401 - as `Plans.of`
-        right = PLANS.of(batch, **call)
+    def plan(batch: Batch, **call: Any) -> Plan:  # noqa: ANN401 - as `plan.of`
+        right = plans.of(batch, **call)
         at["fault"] = _placed(fault, link.ranks, batch)
         return right if told.plan is None else told.plan(at["fault"], link, batch, right, call)
 
