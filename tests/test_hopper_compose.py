@@ -17,6 +17,7 @@ from equivalence.case import Case
 from equivalence.compose import running, steps
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import moves
+from equivalence.paths.ipc.faulty import Fault
 from equivalence.paths.ipc.ways import WAYS, Way
 from equivalence.replay import Outcome
 from equivalence.world import threads
@@ -82,7 +83,7 @@ def test_a_rank_that_fails_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch
     honest = running.played
 
     def played(pool: Any, way: str, cases: Any, **given: Any) -> Any:  # noqa: ANN401 - as honest
-        fault = {"name": "killed-before", "rank": 1} if way == "direct" else None
+        fault = Fault(name="killed-before", rank=1) if way == "direct" else None
         return honest(pool, way, cases, fault=fault, **given)
 
     monkeypatch.setattr(running, "played", played)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from equivalence.case import Case
     from equivalence.compose.matrix import Cell
     from equivalence.paths.ipc.candidate import Pool
+    from equivalence.paths.ipc.faulty import Fault
 
 _ALL = "all"
 _THREADS = "threads"
@@ -44,7 +45,7 @@ class _Asked:
         ways: that run.
         cases: from files; none where steps are made.
         ranks: how many.
-        fault: as data, or None.
+        fault: that ranks have, or None.
         joined: whether they are those that torchrun started.
     """
 
@@ -52,7 +53,7 @@ class _Asked:
     ways: tuple[str, ...]
     cases: tuple["Case", ...]
     ranks: int
-    fault: Mapping[str, Any] | None
+    fault: "Fault | None"
     joined: bool = False
 
     def option(self, name: str, default: Any) -> Any:  # noqa: ANN401 - of any option
@@ -162,13 +163,13 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     making = [f"--{name}" for name in _STEPS if name in given]
     if paths and making:
         raise UsageError(f"{' and '.join(making)}: these make steps, and case files have theirs")
-    fault = faulty.parse(given["fault"]).as_json() if "fault" in given else None
+    fault = faulty.parse(given["fault"]) if "fault" in given else None
     named = _names(given.get("ways", _ALL))
     ways = running.known("way", named, tuple(WAYS))
     if fault is not None and named is None:
-        ways = faulty.FAULTS[fault["name"]].ways
-    for way in ways if fault is not None else ():
-        faulty.read(fault or {}, way=way)
+        ways = faulty.FAULTS[fault.name].ways
+    if fault is not None:
+        faulty.check(fault, ways=ways)
     cases = tuple(store.load_cases(*paths, op="compose_pages")) if paths else ()
     sizes = sorted({int(str(case.params["cp"])) for case in cases})
     if len(sizes) > 1:
@@ -184,7 +185,7 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
             raise UsageError(f"{what} {other} ranks; --ranks is {ranks}")
     timeout = pools.seconds(given.get("timeout", pools.TIMEOUT))
     if fault is not None:
-        faulty.check(faulty.Fault(**fault), ranks=ranks, timeout=timeout)
+        faulty.check(fault, ranks=ranks, timeout=timeout)
     transport = given.get("transport", _TRANSPORT)
     running.check_device(
         transport if transport == _THREADS else transports.known(transport), given.get("device")

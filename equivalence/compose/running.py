@@ -21,11 +21,12 @@ from refimpl import batch as batches
 from refimpl.batch import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from equivalence.candidate import Candidate
     from equivalence.case import Case
     from equivalence.compose.judging import Begun
+    from equivalence.paths.ipc.faulty import Fault
 
     Progress = Callable[[str, int, int], None]
 
@@ -44,7 +45,7 @@ def over(
     kinds: Sequence[str] = ("token", "index"),
     seed: int = 0,
     scale: int = 1,
-    fault: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
     timeout: float | None = None,
     judged: bool = True,
     progress: Progress | None = None,
@@ -60,7 +61,7 @@ def over(
         kinds: token, index or both.
         seed: of the scenarios.
         scale: divides their lengths.
-        fault: a fault on demand as data, see `paths.ipc.faulty`.
+        fault: what ranks do wrong on demand, or None.
         timeout: seconds that a rank may be silent; None for the pool's own.
         judged: False to run the steps alone, as all but one of joined ranks do.
         progress: told (scenario and way, steps done, steps in all).
@@ -123,7 +124,7 @@ def check_device(transport: str, device: str | None) -> None:
         raise UsageError(f"transport {transport} is memory of the CPU; device is {device}")
 
 
-def unseen(fault: Mapping[str, Any] | None, cells: Sequence[Cell]) -> str:
+def unseen(fault: Fault | None, cells: Sequence[Cell]) -> str:
     """Why nothing may be concluded where a fault changed nothing in any step, or "".
 
     Args:
@@ -132,11 +133,10 @@ def unseen(fault: Mapping[str, Any] | None, cells: Sequence[Cell]) -> str:
     """
     if fault is None or any(cell.status is not Status.EQUAL for cell in cells):
         return ""
-    given = faulty.Fault(**fault)
-    if not faulty.FAULTS[given.name].rules:
+    if not faulty.FAULTS[fault.name].rules:
         return ""
-    why = faulty.unmet(given, [step.lacks for cell in cells for step in cell.steps])
-    return f"{given.name} changed nothing in these steps: {why}"
+    why = faulty.unmet(fault, [step.lacks for cell in cells for step in cell.steps])
+    return f"{fault.name} changed nothing in these steps: {why}"
 
 
 def played(
@@ -145,7 +145,7 @@ def played(
     cases: Sequence[Case],
     *,
     scenario: str,
-    fault: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
     timeout: float | None = None,
     judged: bool = True,
     path: str = "",
@@ -207,16 +207,14 @@ def _step(
     )
 
 
-def _lacks(
-    fault: Mapping[str, Any] | None, now: Begun, earlier: Sequence[Begun]
-) -> tuple[str, ...]:
+def _lacks(fault: Fault | None, now: Begun, earlier: Sequence[Begun]) -> tuple[str, ...]:
     """What a step lacks for a fault to show."""
     if fault is None:
         return ()
     rows = [now.case.inputs[name] for name in _ROWS if name in now.case.inputs]
     return tuple(
         faulty.lacking(
-            faulty.Fault(**fault),
+            fault,
             batch=_batch(now.case),
             kinds=len(rows),
             layers=max((len(kind) for kind in rows), default=0),

@@ -44,7 +44,7 @@ def injected(pool: Pool, fault: Fault, way: str) -> Cell:
         way,
         [steps.sequence("mixed", layers=4, kinds=kinds, seed=s, scale=2)[0] for s in range(3)],
         scenario="mixed",
-        fault=fault.as_json(),
+        fault=fault,
         timeout=SHORT if ENDS & set(told.rules) else PATIENT,
     )
 
@@ -84,6 +84,6 @@ def test_200_adversarial_rounds_have_no_wrong_byte(ranks: Pool, way: str) -> Non
     """In each of them another rank is 10 ms late with what it writes."""
     cases = steps.sequence("bs-1-4", layers=25, scale=4)
     assert sum(25 * 2 for _ in cases) == 200
-    fault = Fault(name="producer-delay", delay=0.01).as_json()
+    fault = Fault(name="producer-delay", delay=0.01)
     cell = running.played(ranks, way, cases, scenario="bs-1-4", fault=fault)
     assert (cell.status, len(cell.steps)) == (Status.EQUAL, 4)

@@ -65,7 +65,7 @@ def test_one_kind_alone_is_composed(pool: Threads) -> None:
 
 def test_a_wrong_page_is_different_and_later_steps_still_run(pool: Threads) -> None:
     """Each step is judged by itself."""
-    fault = Fault(name="wrong-owner").as_json()
+    fault = Fault(name="wrong-owner")
     cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=fault)
     assert cell.status is Status.DIFFERENT
     assert [step.verdict.status for step in cell.steps] == [Status.DIFFERENT] * 3
@@ -74,16 +74,15 @@ def test_a_wrong_page_is_different_and_later_steps_still_run(pool: Threads) -> N
 @pytest.mark.parametrize(
     ("fault", "timeout", "rules"),
     [
-        ({"name": "own-capability", "rank": 1}, 0.5, {"crash", "timeout"}),
-        ({"name": "another-size"}, 10.0, {"crash"}),
+        (Fault(name="own-capability", rank=1), 0.5, {"crash", "timeout"}),
+        (Fault(name="another-size"), 10.0, {"crash"}),
     ],
 )
 def test_a_rank_that_fails_is_undecided_and_ends_the_scenario(
-    pool: Threads, fault: dict[str, Any], timeout: float, rules: set[str]
+    pool: Threads, fault: Fault, timeout: float, rules: set[str]
 ) -> None:
     """The step names the rule; none follows it, and the next scenario runs."""
-    given = Fault(**fault).as_json()
-    cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=given, timeout=timeout)
+    cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=fault, timeout=timeout)
     (step,) = cell.steps
     (found,) = step.verdict.findings
     assert (cell.status, cell.pages, cell.planned) == (Status.UNDECIDED, 0, 3)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from equivalence.candidate import Candidate
+    from equivalence.paths.ipc.faulty import Fault
     from equivalence.replay import Outcome
 
 
@@ -51,7 +52,7 @@ def over(
     pool: Pool,
     way: str,
     *,
-    fault: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
     timeout: float | None = None,
     hits: Sequence[Sequence[bool]] | None = None,
 ) -> Candidate:
@@ -62,7 +63,7 @@ def over(
     Args:
         pool: its `run` is used alone.
         way: a name in `ways.WAYS`.
-        fault: a `faulty.Fault` as data, or None.
+        fault: what ranks do wrong, or None.
         timeout: seconds that a rank waits for the others; the pool's own when None.
         hits: [rank][layer], whether prefetch gathers that prefix early.
 
@@ -83,7 +84,7 @@ def over(
             timeout=timeout,
             way=way,
             turn=turn,
-            fault=None if fault is None else dict(fault),
+            fault=None if fault is None else fault.as_json(),
             hits=hits,
             **settings,
         )
