@@ -187,7 +187,7 @@ def _asked(paths: tuple[Path, ...], given: Mapping[str, Any]) -> _Asked:
     if fault is not None:
         faulty.check(fault, ranks=ranks, timeout=timeout)
     transport = given.get("transport", _TRANSPORT)
-    running.check_device(
+    transports.check_device(
         transport if transport == _THREADS else transports.known(transport), given.get("device")
     )
     asked = _Asked(
@@ -294,7 +294,6 @@ def _cells(asked: _Asked, world: _World, tell: Tell) -> Iterator[tuple["Cell", i
         world.pool,
         asked.ways,
         tuple(names),
-        cp=asked.ranks,
         kinds=_kinds(asked),
         progress=tell,
         **made,

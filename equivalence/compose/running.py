@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from equivalence import receipt
-from equivalence.compose import judging, steps
+from equivalence.compose import judging, steps, wanted
 from equivalence.compose.matrix import Cell, Step
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import candidate, faulty
 from equivalence.paths.ipc.candidate import Pool, RanksFailed
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.verdict import PAGES, Finding, Run, Status, Verdict
-from equivalence.world import devices
-from refimpl import batch as batches
-from refimpl.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,16 +26,11 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 
-_ON_GPUS = ("cuda", "symmetric")
-_ROWS = ("token_rows", "index_rows")
-
-
 def over(
     pool: Pool,
     ways: Sequence[str] | None = None,
     scenarios: Sequence[str] | None = None,
     *,
-    cp: int = 8,
     layers: int = 8,
     kinds: Sequence[str] = ("token", "index"),
     seed: int = 0,
@@ -53,10 +43,9 @@ def over(
     """Run every way over every scenario on one pool of ranks, and judge every step.
 
     Args:
-        pool: of `cp` ranks.
+        pool: of the ranks that the batches are split over.
         ways: names of `paths.ipc.ways.WAYS`; None for all.
         scenarios: names of `steps.NAMES`; None for all.
-        cp: how many ranks the batches are split over.
         layers: of every kind.
         kinds: token, index or both.
         seed: of the scenarios.
@@ -77,7 +66,9 @@ def over(
     total = len(chosen) * sum(len(steps.plan(name)) for name in named)
     done = 0
     for name in named:
-        cases = steps.sequence(name, cp=cp, layers=layers, kinds=kinds, seed=seed, scale=scale)
+        cases = steps.sequence(
+            name, cp=pool.ranks, layers=layers, kinds=kinds, seed=seed, scale=scale
+        )
         for way in chosen:
             if progress is not None:
                 progress(f"{name} {way}", done, total)
@@ -101,27 +92,6 @@ def known(what: str, asked: Sequence[str] | None, names: Sequence[str]) -> tuple
     if not asked:
         raise UsageError(f"no {what} is named at all: there are {', '.join(names)}")
     return tuple(dict.fromkeys(asked))
-
-
-def check_device(transport: str, device: str | None) -> None:
-    """Refuse a device that ranks cannot have, before any is started.
-
-    Args:
-        transport: its name.
-        device: as the user named it; None for the transport's own choice.
-
-    Raises:
-        UsageError: it is none, or the transport has no memory there.
-    """
-    try:
-        named = torch.device(device or "cpu")
-    except RuntimeError:
-        raise UsageError(f"device is {device!r}: it is cpu, cuda, or one as in cuda:0") from None
-    if transport in _ON_GPUS:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        devices.of(0, device, count, transport=transport)
-    elif named.type != "cpu":
-        raise UsageError(f"transport {transport} is memory of the CPU; device is {device}")
 
 
 def unseen(fault: Fault | None, cells: Sequence[Cell]) -> str:
@@ -211,23 +181,16 @@ def _lacks(fault: Fault | None, now: Begun, earlier: Sequence[Begun]) -> tuple[s
     """What a step lacks for a fault to show."""
     if fault is None:
         return ()
-    rows = [now.case.inputs[name] for name in _ROWS if name in now.case.inputs]
+    step = wanted.of_case(now.case)
     return tuple(
         faulty.lacking(
             fault,
-            batch=_batch(now.case),
-            kinds=len(rows),
-            layers=max((len(kind) for kind in rows), default=0),
-            earlier=[_batch(begun.case) for begun in earlier],
+            batch=step.batch,
+            kinds=len(step.kinds),
+            layers=max(len(kind.rows) for kind in step.kinds.values()),
+            earlier=[wanted.of_case(begun.case).batch for begun in earlier],
         )
     )
-
-
-def _batch(case: Case) -> Batch:
-    """The batch of a case."""
-    params: dict[str, Any] = dict(case.params)
-    tensors = {name: case.inputs[name] for name in batches.TENSORS}
-    return Batch(**tensors, cp=params["cp"], page_size=params.get("page_size", steps.PAGE_SIZE))
 
 
 def _failed(blank: Verdict, way: str, error: RanksFailed) -> Verdict:

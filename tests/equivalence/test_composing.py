@@ -17,7 +17,7 @@ from equivalence.report import as_compose
 from equivalence.verdict import Status
 from equivalence.world.threads import Threads
 
-TINY = {"cp": 2, "layers": 2, "scale": 16}
+TINY = {"layers": 2, "scale": 16}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def pool() -> Threads:
 
 def tiny(name: str = "chunk") -> list[Any]:
     """Steps of two ranks and two layers."""
-    return steps.sequence(name, **TINY)  # type: ignore[arg-type] # cp, layers, scale
+    return steps.sequence(name, cp=2, **TINY)  # type: ignore[arg-type] # layers, scale
 
 
 def test_every_way_is_run_over_every_scenario(pool: Threads) -> None:
@@ -39,7 +39,7 @@ def test_every_way_is_run_over_every_scenario(pool: Threads) -> None:
             pool,
             scenarios=["cold", "bs-1-4"],
             progress=lambda *done: told.append(done),
-            **TINY,  # type: ignore[arg-type] # cp, layers, scale
+            **TINY,  # type: ignore[arg-type] # layers, scale
         )
     )
     assert [(cell.scenario, cell.way) for cell in cells] == [
@@ -96,6 +96,8 @@ def test_a_batch_that_may_not_run_reaches_no_rank() -> None:
 
     class Unused:
         """Ranks that must not be asked."""
+
+        ranks = 2
 
         def run(self, function: object, **given: object) -> list[Outcome]:
             """Fail."""

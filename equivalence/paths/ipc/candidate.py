@@ -37,6 +37,10 @@ class RanksFailed(RuntimeError):  # noqa: N818 - it says what happened, as Timeo
 class Pool(Protocol):
     """Ranks that run a function and give an Outcome each."""
 
+    @property
+    def ranks(self) -> int:
+        """How many."""
+
     def run(
         self,
         function: Any,  # noqa: ANN401 - a transport may ask for an importable one
