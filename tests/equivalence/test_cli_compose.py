@@ -297,8 +297,8 @@ def test_ranks_of_torchrun_are_taken() -> None:
 
 
 @pytest.mark.xdist_group("ranks")
-def test_joined_ranks_exit_alike() -> None:
-    """With the code of the first, which alone judges."""
+def test_joined_ranks_exit_alike(tell: Tell) -> None:
+    """With the code of the first, which alone judges and tells what runs as many ranks again."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -316,6 +316,11 @@ def test_joined_ranks_exit_alike() -> None:
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert ["injected: row-zero" in text for text in printed] == [True, False]
     assert printed[1] == ""
+    (again, *_) = (line for line in printed[0].splitlines() if "  again " in line)
+    words = shlex.split(again.split(maxsplit=1)[1])
+    assert ("--ranks", "2") in set(pairwise(words))
+    code, out, _ = tell(*words[1:])
+    assert (code, "2 ranks (shm), 1 way, 1 scenario: " in out) == (1, True)
 
 
 def test_more_ranks_than_torchrun_has_are_refused(
