@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.measuring import finish
 from equivalence import ranks
 from equivalence.case import Case
-from equivalence.compose import running, steps
+from equivalence.compose import requests, running, steps
 from equivalence.compose.matrix import Cell
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import step
@@ -38,7 +38,7 @@ class Setup:
         transport: between ranks.
         ranks: processes.
         ways: names of `paths.ipc.ways.WAYS`.
-        scenarios: names of `steps.NAMES`.
+        scenarios: names of `requests.NAMES`.
         layers: of each kind.
         scale: divides the scenarios.
         timeout: seconds that a rank may be silent.
@@ -48,7 +48,7 @@ class Setup:
     transport: str = "cuda"
     ranks: int = 8
     ways: tuple[str, ...] = tuple(WAYS)
-    scenarios: tuple[str, ...] = steps.NAMES
+    scenarios: tuple[str, ...] = requests.NAMES
     layers: int = 8
     scale: int = 1
     timeout: float = 120.0

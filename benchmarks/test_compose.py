@@ -13,7 +13,8 @@ from torch import Tensor
 
 from equivalence import draws
 from equivalence.compose import digests, judging, steps, weighing
-from equivalence.compose.steps import PAGE_SIZE, TOKEN_BYTES
+from equivalence.compose.requests import PAGE_SIZE
+from equivalence.compose.steps import TOKEN_BYTES
 from equivalence.verdict import Status
 from refimpl import batch as batches
 from refimpl import compose

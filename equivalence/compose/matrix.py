@@ -33,7 +33,7 @@ class Cell:
 
     Attributes:
         way: a name of `paths.ipc.ways.WAYS`.
-        scenario: a name of `steps.NAMES`, or of a case.
+        scenario: a name of `requests.NAMES`, or of a case.
         steps: those that ran; none follows one in which a rank failed.
         planned: how many there are.
         path: the case file, or "".

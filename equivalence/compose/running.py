@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from equivalence import receipt
-from equivalence.compose import judging, steps, wanted
+from equivalence.compose import judging, requests, steps, wanted
 from equivalence.compose.matrix import Cell, Step
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import candidate, faulty
@@ -45,7 +45,7 @@ def over(
     Args:
         pool: of the ranks that the batches are split over.
         ways: names of `paths.ipc.ways.WAYS`; None for all.
-        scenarios: names of `steps.NAMES`; None for all.
+        scenarios: names of `requests.NAMES`; None for all.
         layers: of every kind.
         kinds: token, index or both.
         seed: of the scenarios.
@@ -62,8 +62,8 @@ def over(
         UsageError: before anything runs: a name or a number is none of those.
     """
     chosen = known("way", ways, tuple(WAYS))
-    named = known("scenario", scenarios, steps.NAMES)
-    total = len(chosen) * sum(len(steps.plan(name)) for name in named)
+    named = known("scenario", scenarios, requests.NAMES)
+    total = len(chosen) * sum(len(requests.plan(name)) for name in named)
     done = 0
     for name in named:
         cases = steps.sequence(

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from equivalence import cli, generate, store
-from equivalence.compose import steps
+from equivalence.compose import requests, steps
 from equivalence.paths.ipc.faulty import FAULTS
 from equivalence.paths.ipc.ways import WAYS
 
@@ -128,7 +128,7 @@ def test_all_may_be_said_of_kinds_and_among_names(tell: Tell) -> None:
     some = (*asked, "--ranks", 2, "--kinds", "all", "--scenarios", "all,cold", "--json", "-")
     code, out, err = tell(*some)
     assert (code, err) == (0, "")
-    assert [cell["scenario"] for cell in json.loads(out)["cells"]] == list(steps.NAMES)
+    assert [cell["scenario"] for cell in json.loads(out)["cells"]] == list(requests.NAMES)
 
 
 def test_a_closed_stdout_is_our_failure() -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from equivalence.compose import running, steps
+from equivalence.compose import requests, running, steps
 from equivalence.compose.matrix import Cell
 from equivalence.paths.ipc.faulty import FAULTS, Fault
 from equivalence.paths.ipc.ways import WAYS
@@ -23,12 +23,12 @@ LONG = 15.0
 ENDS = {"crash", "timeout"}
 
 
-@pytest.mark.parametrize("scenario", steps.NAMES)
+@pytest.mark.parametrize("scenario", requests.NAMES)
 def test_every_way_gives_every_rank_the_references_bytes(ranks: Pool, scenario: str) -> None:
     """No byte of any page of any rank differs, and each way is the one that ran."""
     cells = list(running.over(ranks, scenarios=[scenario]))
     assert [cell.way for cell in cells] == list(WAYS)
-    planned = len(steps.plan(scenario))
+    planned = len(requests.plan(scenario))
     for cell in cells:
         assert cell.status is Status.EQUAL, (cell.way, [s.verdict for s in cell.steps])
         assert (len(cell.steps), cell.ran) == (planned, (cell.way,))
