@@ -67,6 +67,16 @@ class Cell:
         """That were compared."""
         return sum(step.bytes for step in self.steps)
 
+    @property
+    def different(self) -> int:
+        """Pages that differ."""
+        return sum(
+            stage.counts.get("different", 0)
+            for step in self.steps
+            for stage in step.verdict.stages.values()
+            if stage.unit == "page"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:

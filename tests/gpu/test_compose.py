@@ -10,7 +10,7 @@ import gpu_ranks
 import pytest
 import torch
 
-from benchmarks import hopper_compose
+from benchmarks import hopper_exchange
 from equivalence import judge, ranks
 from equivalence.case import Case
 from equivalence.compose import running as composing
@@ -199,9 +199,9 @@ def test_a_killed_rank_ends_all_and_leaves_nothing(gpus: int, fault: str) -> Non
 def test_the_measurement_of_an_exchange_runs(apart: Pool) -> None:
     """Every way is timed, and its pages are legacy's."""
     case = cases_of("chunk", apart.ranks)[0]
-    names = [*WAYS, hopper_compose.KERNEL]
+    names = [*WAYS, hopper_exchange.KERNEL]
     settings: dict[str, Any] = {"names": names, "rounds": 2, "waits": "stream", **case.params}
-    outcomes = apart.run(hopper_compose.exchanged, inputs=dict(case.inputs), **settings)
+    outcomes = apart.run(hopper_exchange.time_ways, inputs=dict(case.inputs), **settings)
     for outcome in outcomes:
         assert outcome.message == ""
         assert outcome.outputs["ran"].tolist() == [1] * len(names)
