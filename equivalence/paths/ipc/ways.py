@@ -8,7 +8,7 @@ layer by layer and in it kind by kind; a dense buffer is valid until the next on
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ class Way:
     """
 
     run: Callable[..., Composed]
-    exports: tuple[str, ...] = ()
+    exports: tuple[Literal["pool", "staging", "dense"], ...] = ()
     sums: bool = False
 
     @property
