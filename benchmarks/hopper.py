@@ -19,7 +19,7 @@ from typing import Any
 import click
 import torch
 
-from benchmarks import hopper_compose, hopper_masks, hopper_qsa
+from benchmarks import hopper_compose, hopper_exchange, hopper_masks, hopper_qsa
 from benchmarks.measuring import best, finish, timed, told
 from benchmarks.provenance import commit, provenance
 from equivalence import judge, memory, ops, sample, scenarios, sides
@@ -275,7 +275,7 @@ PARTS: dict[str, tuple[Callable[[Any], Iterator[dict[str, Any]]], Any]] = {
     "probe": (hopper_qsa.probe, hopper_qsa.Setup()),
     "masks": (hopper_masks.masks, hopper_masks.Setup()),
     "compose": (hopper_compose.compose, hopper_compose.Setup()),
-    "exchange": (hopper_compose.exchange, hopper_compose.Timed()),
+    "exchange": (hopper_exchange.exchange, hopper_exchange.Setup()),
 }
 """What measures each part, and what it runs with."""
 
@@ -345,7 +345,7 @@ def kernels(part: str) -> str:
     if part in ("probe", "masks", "compose"):
         return "none"
     if part == "exchange":
-        return hopper_compose.kernels()
+        return hopper_exchange.kernels()
     library = "sgl_kernel sm90 common_ops of sglang-kernel 0.4.6"
     try:
         return f"sgl-deep-gemm {version('sgl-deep-gemm')}; {library}"

@@ -14,7 +14,8 @@ from torch import Tensor
 from equivalence import draws
 from equivalence.checks.composed import weighing
 from equivalence.compose import digests, judging, steps
-from equivalence.compose.steps import PAGE_SIZE, TOKEN_BYTES
+from equivalence.compose.requests import PAGE_SIZE
+from equivalence.compose.steps import TOKEN_BYTES
 from equivalence.verdict import Status
 from refimpl import batch as batches
 from refimpl import compose

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equivalence.candidate import Candidate
+from equivalence.case import Case
+from equivalence.drawn.compose import case_of
 from refimpl import compose
 from refimpl.batch import TENSORS, Batch, row_locations, split_writers
 
@@ -33,6 +35,11 @@ class Step:
         """What is composed."""
         tensors = {name: self.inputs[name] for name in TENSORS}
         return Batch(**tensors, cp=self.params["cp"], page_size=self.params["page_size"])
+
+    @property
+    def case(self) -> Case:
+        """As a case."""
+        return Case(op="compose_pages", inputs=dict(self.inputs), params=dict(self.params))
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -128,24 +135,26 @@ def step(
         made = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         told = torch.tensor([0x7F, 0xFF, 0x80, 0x00], dtype=torch.uint8)
         made.view(-1)[: 8 * len(told) : 2] = told.repeat(4)[: len(made.view(-1)[:32:2])]
-        return made.view(dtype)
+        return made
 
     tokens = sum(extend for _, extend in requests)
-    inputs = {
-        "slot_pages": torch.cat([ids, torch.arange(padding) % 2 - 1]).int(),
-        "owner": owner.int(),
-        "local_page": local.int(),
-        "writer": writer.int(),
-        "prefix_lens": torch.tensor([prefix for prefix, _ in requests], dtype=torch.int32),
-        "extend_lens": torch.tensor([extend for _, extend in requests], dtype=torch.int32),
-    }
+    batch = Batch(
+        slot_pages=torch.cat([ids, torch.arange(padding) % 2 - 1]).int(),
+        owner=owner.int(),
+        local_page=local.int(),
+        writer=writer.int(),
+        prefix_lens=torch.tensor([prefix for prefix, _ in requests], dtype=torch.int32),
+        extend_lens=torch.tensor([extend for _, extend in requests], dtype=torch.int32),
+        cp=cp,
+        page_size=page_size,
+    )
+    pools, rows = {}, {}
     for kind in kinds:
-        inputs[f"{kind}_pools"] = drawn(layers, cp, pages + 3, page_size * BYTES[kind])
-        inputs[f"{kind}_rows"] = drawn(layers, tokens, BYTES[kind])
-    params = {"cp": cp, "page_size": page_size}
-    if staging_pages is not None:
-        params["staging_pages"] = staging_pages
-    return Step(inputs=inputs, params=params)
+        pools[kind] = drawn(layers, cp, pages + 3, page_size * BYTES[kind])
+        rows[kind] = drawn(layers, tokens, BYTES[kind])
+    case = case_of(batch, pools=pools, rows=rows, fp8=dtype is FP8)
+    limit = {} if staging_pages is None else {"staging_pages": staging_pages}
+    return Step(inputs=case.inputs, params={**case.params, **limit})
 
 
 @st.composite

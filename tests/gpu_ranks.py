@@ -68,7 +68,7 @@ def one_kernel(
     ready = step.prepare(link, way=way, **call)  # type: ignore[arg-type]  # as they came
     link.barrier()
     want, got = (
-        [dense.clone() for *_, dense in WAYS[ready.way](peers, ready.plan, ready.rows, turn=0)]
+        [dense.clone() for *_, dense in WAYS[ready.way].run(peers, ready.plan, ready.rows, turn=0)]
         for peers in (ready.peers, replace(ready.peers, gather=pointer_gather.Gather()))
     )
     for one, other in zip(want, got, strict=True):

@@ -12,12 +12,14 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from benchmarks import hopper, hopper_compose, page, page_ranks
+from benchmarks import hopper, hopper_compose, hopper_exchange, page, page_ranks
+from equivalence import ranks
 from equivalence.case import Case
 from equivalence.compose import running, steps
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import moves
-from equivalence.paths.ipc.ways import SUMS, WAYS
+from equivalence.paths.ipc.faulty import Fault
+from equivalence.paths.ipc.ways import WAYS, Way
 from equivalence.replay import Outcome
 from equivalence.world import threads
 
@@ -31,7 +33,7 @@ SMALL = hopper_compose.Setup(
     scale=8,
     timeout=20.0,
 )
-TIMED = hopper_compose.Timed(
+TIMED = hopper_exchange.Setup(
     device="cpu",
     transports=("shm",),
     ranks=2,
@@ -44,17 +46,17 @@ TIMED = hopper_compose.Timed(
 FIGURES = ("seconds", "wall", "seconds_to_legacy", "wall_to_legacy")
 
 
-def exchanged(case: Case, *names: str) -> list[Outcome]:
+def time_ways(case: Case, *names: str) -> list[Outcome]:
     """Ways timed once on a batch of two ranks that are threads."""
     settings: dict[str, Any] = {"names": list(names), "rounds": 1, "waits": "host"}
     settings |= case.params
-    return threads.run(2, hopper_compose.exchanged, inputs=dict(case.inputs), **settings)
+    return threads.run(2, hopper_exchange.time_ways, inputs=dict(case.inputs), **settings)
 
 
 @pytest.fixture(scope="module")
 def timed() -> list[dict[str, Any]]:
     """Two batches over two ranks."""
-    return list(hopper_compose.exchange(TIMED))
+    return list(hopper_exchange.exchange(TIMED))
 
 
 def test_every_way_of_a_scenario_is_judged() -> None:
@@ -82,7 +84,7 @@ def test_a_rank_that_fails_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch
     honest = running.played
 
     def played(pool: Any, way: str, cases: Any, **given: Any) -> Any:  # noqa: ANN401 - as honest
-        fault = {"name": "killed-before", "rank": 1} if way == "direct" else None
+        fault = Fault(name="killed-before", rank=1) if way == "direct" else None
         return honest(pool, way, cases, fault=fault, **given)
 
     monkeypatch.setattr(running, "played", played)
@@ -103,8 +105,8 @@ def test_every_way_of_a_batch_has_time_and_bytes(timed: list[dict[str, Any]]) ->
     for row in timed:
         assert row["same"] is True
         assert all(row[name] > 0 for name in FIGURES)
-        assert (row["summed_bytes"] > 0) == (row["way"] in SUMS)
-        assert row["read_bytes"] == 0 or row["way"] not in {"legacy", "fallback"}
+        assert (row["summed_bytes"] > 0) == WAYS[row["way"]].sums
+        assert row["read_bytes"] == 0 or WAYS[row["way"]].exports
         assert row["way"] != "legacy" or row["seconds_to_legacy"] == 1.0
     sums = {row["way"]: row["summed_bytes"] for row in timed[: len(WAYS)]}
     assert sums["fused"] < sums["legacy"] <= sums["fallback"]
@@ -113,14 +115,14 @@ def test_every_way_of_a_batch_has_time_and_bytes(timed: list[dict[str, Any]]) ->
 def test_a_way_with_other_bytes_is_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank compares what it timed with what legacy gave it."""
     case = steps.sequence("bs-1-4", cp=2, layers=1, scale=8)[2]
-    honest = WAYS["direct"]
+    honest = WAYS["direct"].run
 
     def wrong(*given: Any, **call: Any) -> Any:  # noqa: ANN401 - as a way
         for layer, kind, dense in honest(*given, **call):
             yield layer, kind, dense ^ 1
 
-    monkeypatch.setattr(hopper_compose, "WAYS", {**WAYS, "direct": wrong})
-    for outcome in exchanged(case, "legacy", "direct", "staging"):
+    monkeypatch.setattr(hopper_exchange, "WAYS", {**WAYS, "direct": Way(run=wrong)})
+    for outcome in time_ways(case, "legacy", "direct", "staging"):
         assert outcome.outputs["same"].tolist() == [1, 0, 1]
         assert outcome.outputs["ran"].tolist() == [1, 1, 1]
 
@@ -140,7 +142,7 @@ def test_one_kernel_in_place_of_a_gather_is_a_row_of_its_own(
     monkeypatch.setattr(pointer_gather, "available", lambda _: True)
     monkeypatch.setattr(pointer_gather, "Gather", Gather)
     case = steps.sequence("bs-1-4", cp=2, layers=1, scale=8)[2]
-    for outcome in exchanged(case, "direct", hopper_compose.KERNEL):
+    for outcome in time_ways(case, "direct", hopper_exchange.KERNEL):
         assert outcome.outputs["ran"].tolist() == [1, 1]
         assert outcome.outputs["same"].tolist() == [1, 1]
         read = outcome.outputs["read_bytes"].tolist()
@@ -151,7 +153,7 @@ def test_waits_that_fail_are_told_and_not_tried_again(monkeypatch: pytest.Monkey
     """A hang costs its time limit once; the other kind of waiting goes on."""
     asked: list[str] = []
 
-    def one(*given: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as `_exchanged`
+    def one(*given: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as `_rows`
         about = given[-1]
         asked.append(about["waits"])
         row = (
@@ -159,9 +161,9 @@ def test_waits_that_fail_are_told_and_not_tried_again(monkeypatch: pytest.Monkey
         )
         yield {**about, **row}
 
-    monkeypatch.setattr(hopper_compose, "_exchanged", one)
-    monkeypatch.setattr(hopper_compose, "_pool", lambda *_: nullcontext())
-    rows = list(hopper_compose.exchange(TIMED))
+    monkeypatch.setattr(hopper_exchange, "_rows", one)
+    monkeypatch.setattr(ranks, "start", lambda *_, **__: nullcontext())
+    rows = list(hopper_exchange.exchange(TIMED))
     assert asked == ["host", "stream", "host"]
     assert [row["way"] for row in rows] == ["x", None, "x"]
 
@@ -171,7 +173,7 @@ def test_ranks_that_cannot_run_are_one_row() -> None:
     setup = replace(TIMED, transports=("symmetric",), device=None)
     if torch.cuda.device_count():
         pytest.skip("this machine has what the test does without")
-    rows = list(hopper_compose.exchange(setup))
+    rows = list(hopper_exchange.exchange(setup))
     assert [row["way"] for row in rows] == [None, None]
     assert "transport symmetric needs a CUDA device; torch finds none" in rows[0]["why"]
 
@@ -191,7 +193,7 @@ def test_the_command_writes_both_and_the_page_tells_them(
     names = [f"hopper-compose-{torch.cuda.device_count()}gpu.json", "hopper-exchange.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     kernels = [json.loads((tmp_path / name).read_text())["provenance"]["kernels"] for name in names]
-    assert kernels == ["none", hopper_compose.kernels()]
+    assert kernels == ["none", hopper_exchange.kernels()]
     text = page.render(tmp_path)
     titles = [line for line in text.splitlines() if line.startswith("## ")]
     assert titles == [

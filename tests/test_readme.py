@@ -10,7 +10,7 @@ import torch._inductor.test_operators  # noqa: F401 - it can be imported once a 
 
 import equivalence.paths.chunked  # noqa: F401 - likewise, with what it is made of
 from equivalence import cli, generate, ops, tables
-from equivalence.compose import steps
+from equivalence.compose import requests
 from equivalence.errors import NotEquivalent
 from equivalence.paths.ipc.faulty import FAULTS
 from equivalence.paths.ipc.ways import WAYS
@@ -233,7 +233,7 @@ def test_the_readme_names_every_way_scenario_and_fault() -> None:
     """Ways and scenarios one by one; of faults, how many there are."""
     section = README[README.index("## Ranks that share pages") : README.index("## Families")]
     batches = "batches of 1 to 12 requests"
-    names = [name for name in steps.NAMES if not name.startswith("bs-")]
+    names = [name for name in requests.NAMES if not name.startswith("bs-")]
     assert [name for name in (*WAYS, *names) if f"`{name}`" not in section] == []
     assert batches in section
     named = re.findall(r"`--fault ([\w-]+)", section)

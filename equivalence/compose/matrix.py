@@ -33,7 +33,7 @@ class Cell:
 
     Attributes:
         way: a name of `paths.ipc.ways.WAYS`.
-        scenario: a name of `steps.NAMES`, or of a case.
+        scenario: a name of `requests.NAMES`, or of a case.
         steps: those that ran; none follows one in which a rank failed.
         planned: how many there are.
         path: the case file, or "".
@@ -66,6 +66,16 @@ class Cell:
     def bytes(self) -> int:
         """That were compared."""
         return sum(step.bytes for step in self.steps)
+
+    @property
+    def different(self) -> int:
+        """Pages that differ."""
+        return sum(
+            stage.counts.get("different", 0)
+            for step in self.steps
+            for stage in step.verdict.stages.values()
+            if stage.unit == "page"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from equivalence import receipt
 from equivalence.checks.composed import wanted
-from equivalence.compose import judging, steps
+from equivalence.compose import judging, requests, steps
 from equivalence.compose.matrix import Cell, Step
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import candidate, faulty
 from equivalence.paths.ipc.candidate import Pool, RanksFailed
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.verdict import PAGES, Finding, Run, Status, Verdict
-from equivalence.world import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from equivalence.candidate import Candidate
     from equivalence.case import Case
     from equivalence.compose.judging import Begun
+    from equivalence.paths.ipc.faulty import Fault
 
     Progress = Callable[[str, int, int], None]
-
-
-_ON_GPUS = ("cuda", "symmetric")
 
 
 def over(
@@ -37,12 +32,11 @@ def over(
     ways: Sequence[str] | None = None,
     scenarios: Sequence[str] | None = None,
     *,
-    cp: int = 8,
     layers: int = 8,
     kinds: Sequence[str] = ("token", "index"),
     seed: int = 0,
     scale: int = 1,
-    fault: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
     timeout: float | None = None,
     judged: bool = True,
     progress: Progress | None = None,
@@ -50,15 +44,14 @@ def over(
     """Run every way over every scenario on one pool of ranks, and judge every step.
 
     Args:
-        pool: of `cp` ranks.
+        pool: of the ranks that the batches are split over.
         ways: names of `paths.ipc.ways.WAYS`; None for all.
-        scenarios: names of `steps.NAMES`; None for all.
-        cp: how many ranks the batches are split over.
+        scenarios: names of `requests.NAMES`; None for all.
         layers: of every kind.
         kinds: token, index or both.
         seed: of the scenarios.
         scale: divides their lengths.
-        fault: a fault on demand as data, see `paths.ipc.faulty`.
+        fault: what ranks do wrong on demand, or None.
         timeout: seconds that a rank may be silent; None for the pool's own.
         judged: False to run the steps alone, as all but one of joined ranks do.
         progress: told (scenario and way, steps done, steps in all).
@@ -70,11 +63,13 @@ def over(
         UsageError: before anything runs: a name or a number is none of those.
     """
     chosen = known("way", ways, tuple(WAYS))
-    named = known("scenario", scenarios, steps.NAMES)
-    total = len(chosen) * sum(len(steps.plan(name)) for name in named)
+    named = known("scenario", scenarios, requests.NAMES)
+    total = len(chosen) * sum(len(requests.plan(name)) for name in named)
     done = 0
     for name in named:
-        cases = steps.sequence(name, cp=cp, layers=layers, kinds=kinds, seed=seed, scale=scale)
+        cases = steps.sequence(
+            name, cp=pool.ranks, layers=layers, kinds=kinds, seed=seed, scale=scale
+        )
         for way in chosen:
             if progress is not None:
                 progress(f"{name} {way}", done, total)
@@ -100,28 +95,7 @@ def known(what: str, asked: Sequence[str] | None, names: Sequence[str]) -> tuple
     return tuple(dict.fromkeys(asked))
 
 
-def check_device(transport: str, device: str | None) -> None:
-    """Refuse a device that ranks cannot have, before any is started.
-
-    Args:
-        transport: its name.
-        device: as the user named it; None for the transport's own choice.
-
-    Raises:
-        UsageError: it is none, or the transport has no memory there.
-    """
-    try:
-        named = torch.device(device or "cpu")
-    except RuntimeError:
-        raise UsageError(f"device is {device!r}: it is cpu, cuda, or one as in cuda:0") from None
-    if transport in _ON_GPUS:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        devices.of(0, device, count, transport=transport)
-    elif named.type != "cpu":
-        raise UsageError(f"transport {transport} is memory of the CPU; device is {device}")
-
-
-def unseen(fault: Mapping[str, Any] | None, cells: Sequence[Cell]) -> str:
+def unseen(fault: Fault | None, cells: Sequence[Cell]) -> str:
     """Why nothing may be concluded where a fault changed nothing in any step, or "".
 
     Args:
@@ -130,11 +104,10 @@ def unseen(fault: Mapping[str, Any] | None, cells: Sequence[Cell]) -> str:
     """
     if fault is None or any(cell.status is not Status.EQUAL for cell in cells):
         return ""
-    given = faulty.Fault(**fault)
-    if not faulty.FAULTS[given.name].rules:
+    if not faulty.FAULTS[fault.name].rules:
         return ""
-    why = faulty.unmet(given, [step.lacks for cell in cells for step in cell.steps])
-    return f"{given.name} changed nothing in these steps: {why}"
+    why = faulty.unmet(fault, [step.lacks for cell in cells for step in cell.steps])
+    return f"{fault.name} changed nothing in these steps: {why}"
 
 
 def played(
@@ -143,7 +116,7 @@ def played(
     cases: Sequence[Case],
     *,
     scenario: str,
-    fault: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
     timeout: float | None = None,
     judged: bool = True,
     path: str = "",
@@ -205,16 +178,14 @@ def _step(
     )
 
 
-def _lacks(
-    fault: Mapping[str, Any] | None, now: Begun, earlier: Sequence[Begun]
-) -> tuple[str, ...]:
+def _lacks(fault: Fault | None, now: Begun, earlier: Sequence[Begun]) -> tuple[str, ...]:
     """What a step lacks for a fault to show."""
     if fault is None:
         return ()
     step = wanted.of_case(now.case)
     return tuple(
         faulty.lacking(
-            faulty.Fault(**fault),
+            fault,
             batch=step.batch,
             kinds=len(step.kinds),
             layers=max((len(kind.rows) for kind in step.kinds.values()), default=0),

@@ -6,21 +6,20 @@ Pages that nothing wrote hold random bytes, as the rest of a pool does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from equivalence import draws
-from equivalence.case import JSON, Case
-from equivalence.compose.requests import NAMES, PAGE_SIZE, Request, plan
+from equivalence.case import Case
+from equivalence.compose.requests import PAGE_SIZE, Request, plan
+from equivalence.drawn.compose import case_of
 from equivalence.errors import UsageError
 from refimpl import batch as batches
 from refimpl import compose
 from refimpl.batch import Batch
-
-__all__ = ["NAMES", "PAGE_SIZE", "TOKEN_BYTES", "plan", "sequence"]
 
 TOKEN_BYTES = {"token": 656, "index": 132}
 _SPARE = 2
@@ -62,7 +61,7 @@ def sequence(
     and the one with most requests admit.
 
     Args:
-        name: one of NAMES.
+        name: one of `requests.NAMES`.
         cp: ranks.
         layers: of every kind.
         kinds: token, index or both.
@@ -77,15 +76,11 @@ def sequence(
     random = torch.Generator().manual_seed(seed)
     each = -(-pages // cp) + _SPARE
     number, table = _tables(pages, cp=cp, each=each, random=random)
-    params: dict[str, JSON] = {
-        "cp": cp,
-        "page_size": PAGE_SIZE,
-        "staging_pages": batches.staging_capacity(
-            max_tokens=max(sum(step.extend) for step in steps),
-            max_requests=max(len(step.extend) for step in steps),
-            page_size=PAGE_SIZE,
-        ),
-    }
+    staging = batches.staging_capacity(
+        max_tokens=max(sum(step.extend) for step in steps),
+        max_requests=max(len(step.extend) for step in steps),
+        page_size=PAGE_SIZE,
+    )
     shape = (layers, cp, 1 + each)
     pools = {kind: draws.raw(random, *shape, PAGE_SIZE * TOKEN_BYTES[kind]) for kind in kinds}
     cases = []
@@ -93,13 +88,11 @@ def sequence(
         batch = _batch(step, number, table, cp=cp, turn=turn)
         tokens = len(batch.writer)
         rows = {kind: draws.raw(random, layers, tokens, TOKEN_BYTES[kind]) for kind in kinds}
-        held = {f"{kind}_pools": as_e4m3(pool) for kind, pool in pools.items()}
-        held |= {f"{kind}_rows": as_e4m3(each_row) for kind, each_row in rows.items()}
+        case = case_of(batch, pools=pools, rows=rows, fp8=True)
         cases.append(
-            Case(
-                op="compose_pages",
-                inputs={**held, **{n: getattr(batch, n) for n in batches.TENSORS}},
-                params=params,
+            replace(
+                case,
+                params={**case.params, "staging_pages": staging},
                 provenance={
                     "scenario": name,
                     "step": f"{turn}",
@@ -115,11 +108,6 @@ def sequence(
                 for kind in kinds
             }
     return cases
-
-
-def as_e4m3(raw: Tensor) -> Tensor:
-    """The same bytes as e4m3, in place."""
-    return raw.view(torch.float8_e4m3fn)
 
 
 def _check(cp: int, layers: int, kinds: Sequence[str], seed: int) -> None:

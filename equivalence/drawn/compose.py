@@ -1,12 +1,12 @@
 """Seeded steps of context-parallel batches: small ones of every shape, and several in a row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from equivalence.case import JSON, Case
+from equivalence.case import Case
 from equivalence.errors import UsageError
 from refimpl import batch as batches
 from refimpl.batch import Batch
@@ -118,6 +118,29 @@ def compose_sequence(
     )
 
 
+def case_of(
+    batch: Batch, *, pools: Mapping[str, Tensor], rows: Mapping[str, Tensor], fp8: bool
+) -> Case:
+    """A step as a case without a name.
+
+    Args:
+        batch: which pages are read and written.
+        pools: by kind, u8 [layers, cp, pool pages, page_bytes].
+        rows: by kind, u8 [layers, T, token_bytes].
+        fp8: whether these bytes are e4m3.
+    """
+    held = {f"{kind}_pools": pool for kind, pool in pools.items()}
+    held |= {f"{kind}_rows": new for kind, new in rows.items()}
+    return Case(
+        op="compose_pages",
+        inputs={
+            **{name: tensor.view(E4M3) if fp8 else tensor for name, tensor in held.items()},
+            **{name: getattr(batch, name).clone() for name in batches.TENSORS},
+        },
+        params={"cp": batch.cp, "page_size": batch.page_size},
+    )
+
+
 def _steps(
     seed: int,
     *,
@@ -159,7 +182,7 @@ def _steps(
         )
         rows = {kind: _bytes(random, layers, len(step.writer), WIDTHS[kind]) for kind in kinds}
         name = f"compose_pages {shape} seed {seed}"
-        case = _case(step, pools, rows, fp8=fp8)
+        case = case_of(step, pools=pools, rows=rows, fp8=fp8)
         made.append(replace(case, name=f"{name} step {number}" if steps > 1 else name))
         pools = {
             kind: written(step, pools=pools[kind], rows=rows[kind], kind=kind) for kind in kinds
@@ -239,17 +262,3 @@ def _take(order: list[int], count: int) -> list[int]:
     """The next pages that nobody has."""
     taken, order[:] = order[:count], order[count:]
     return taken
-
-
-def _case(step: Batch, pools: dict[str, Tensor], rows: dict[str, Tensor], *, fp8: bool) -> Case:
-    held = {f"{kind}_pools": pool for kind, pool in pools.items()}
-    held |= {f"{kind}_rows": new for kind, new in rows.items()}
-    params: dict[str, JSON] = {"cp": step.cp, "page_size": step.page_size}
-    return Case(
-        op="compose_pages",
-        inputs={
-            **{name: tensor.view(E4M3) if fp8 else tensor for name, tensor in held.items()},
-            **{name: getattr(step, name).clone() for name in batches.TENSORS},
-        },
-        params=params,
-    )

@@ -1,7 +1,7 @@
 """One gather over a table of addresses, in Triton: what a direct fill reads with on a GPU."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,8 +29,7 @@ def available(device: torch.device) -> bool:
 
 def addresses(parts: Sequence[Tensor]) -> Tensor:
     """The table of these tensors, int64 [n], where the first one is."""
-    table = torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64)
-    return table.to(parts[0].device)
+    return _table(tuple(part.data_ptr() for part in parts), parts[0].device)
 
 
 def gather(
@@ -78,8 +77,8 @@ class Gather:
 
     def __init__(self) -> None:
         """Begin with nothing kept."""
-        self._tables: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
-        self._reads: OrderedDict[tuple[Any, ...], tuple[Tensor, ...]] = OrderedDict()
+        self._table = lru_cache(_KEPT)(_table)
+        self._joined = lru_cache(_KEPT)(_joined)
 
     def __call__(self, table: Sequence[Tensor], reads: Sequence[Any], out: Tensor) -> None:
         """Fetch pages through a table of pointers, as `paths.ipc.moves.gather`.
@@ -91,21 +90,14 @@ class Gather:
         """
         if not reads:
             return
-        places = tuple(part.data_ptr() for part in table)
-        if places not in self._tables:
-            _keep(self._tables, places, addresses(table).to(out.device))
-        asked = tuple(reads)
-        if asked not in self._reads:
-            _keep(self._reads, asked, _joined(asked))
-        source, row, slots = self._reads[asked]
-        gather(table=self._tables[places], source=source, row=row, slots=slots, out=out)
+        places = self._table(tuple(part.data_ptr() for part in table), out.device)
+        source, row, slots = self._joined(tuple(reads))
+        gather(table=places, source=source, row=row, slots=slots, out=out)
 
 
-def _keep(held: "OrderedDict[Any, Any]", key: object, value: object) -> None:
-    """The latest few."""
-    held[key] = value
-    while len(held) > _KEPT:
-        held.popitem(last=False)
+def _table(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Addresses on a device."""
+    return torch.tensor(places, dtype=torch.int64, device=device)
 
 
 def _joined(reads: Sequence[Any]) -> tuple[Tensor, ...]:

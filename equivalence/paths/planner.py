@@ -1,6 +1,5 @@
 """Plans kept by what a batch says, and whether a planner ever hands out another batch's plan."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
@@ -8,8 +7,9 @@ from typing import TypeAlias
 from equivalence import digest, plain
 from equivalence.candidate import name_of
 from equivalence.checks import plans
+from equivalence.latest import latest
 from equivalence.paths.layer import check_whole
-from equivalence.paths.plan import Batch, Plan, Planner, build, per_layer
+from equivalence.paths.plan import Batch, Planner, build, per_layer
 from equivalence.verdict import Coverage, Finding, Run, Status, Verdict, worst
 
 KEPT = 16
@@ -40,19 +40,7 @@ def planner(*, key: Key = content_key, build: Planner = build, most: int = KEPT)
         UsageError: most is below 1.
     """
     check_whole("most", most)
-    kept: OrderedDict[Hashable, Plan] = OrderedDict()
-
-    def plan(batch: Batch) -> Plan:
-        name = key(batch)
-        found = kept.get(name)
-        if found is None:
-            found = kept[name] = build(batch)
-            if len(kept) > most:
-                kept.popitem(last=False)
-        kept.move_to_end(name)
-        return found
-
-    return plan
+    return latest(build, key=key, most=most)
 
 
 def judge(

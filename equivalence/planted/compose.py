@@ -10,14 +10,13 @@ from torch import Tensor
 from equivalence import poisons
 from equivalence.case import Case
 from equivalence.checks.composed import wanted, weighing
-from equivalence.checks.composed.tokens import page_of, rows_of
 from refimpl import batch as batches
-from refimpl.compose import planes
+from refimpl.bits import SCALE_BYTES
 
 Outputs = dict[str, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ComposeFault:
     """One fault of a composition.
 
@@ -25,14 +24,12 @@ class ComposeFault:
         edit: spoils the right outputs of a case, in place.
         rule: what its finding is called.
         place: where the finding says that it is; other places may be wrong too.
-        shows: what the page holds, in one sentence.
         reading: what the finding says of it, in part.
     """
 
     edit: Callable[[Case, Outputs], None]
     rule: str
     place: str
-    shows: str
     reading: str = ""
 
 
@@ -81,23 +78,23 @@ def token_missing(case: Case, outputs: Outputs) -> None:
 
 def interleaved(case: Case, outputs: Outputs) -> None:
     """Index pages with each token's scale behind its key."""
-    _laid(case, outputs, planar=False)
+    pages, size = _index(case, outputs)
+    planes = pages[:, : -size * SCALE_BYTES], pages[:, -size * SCALE_BYTES :]
+    pages.copy_(torch.cat([plane.reshape(len(pages), size, -1) for plane in planes], 2).flatten(1))
 
 
 def planar(case: Case, outputs: Outputs) -> None:
     """Index pages read as interleaved and made planar again."""
-    _laid(case, outputs, planar=True)
+    pages, size = _index(case, outputs)
+    tokens = pages.reshape(len(pages), size, -1)
+    planes = tokens[..., :-SCALE_BYTES], tokens[..., -SCALE_BYTES:]
+    pages.copy_(torch.cat([plane.flatten(1) for plane in planes], 1))
 
 
-def _laid(case: Case, outputs: Outputs, *, planar: bool) -> None:
-    step = wanted.of_case(case)
-    widths = planes("index", step.kinds["index"].rows.shape[-1])
-    slot, size = slot_of(case, current=True), step.batch.page_size
-    page = _pages(outputs, "index")[0, 0, slot].numpy()
-    turned = page_of(page.reshape(size, -1), widths)
-    if not planar:
-        turned = rows_of(page, widths, size).reshape(-1)
-    _pages(outputs, "index")[:, 0, slot] = torch.from_numpy(turned.copy())
+def _index(case: Case, outputs: Outputs) -> tuple[Tensor, int]:
+    """The first current index page of layer 0, u8 [cp, page_bytes], and its tokens."""
+    size = wanted.of_case(case).batch.page_size
+    return _pages(outputs, "index")[:, 0, slot_of(case, current=True)], size
 
 
 def zero_page(case: Case, outputs: Outputs) -> None:
@@ -188,39 +185,42 @@ def without_carried(case: Case, outputs: Outputs) -> None:
     _pages(outputs)[:, 0, slot_of(case, current=True), : carried * width] = 0
 
 
-def _fault(
-    edit: Callable[[Case, Outputs], None], rule: str, place: str, reading: str = ""
-) -> ComposeFault:
-    shows = (edit.__doc__ or "").strip().rstrip(".")
-    return ComposeFault(edit=edit, rule=rule, place=place, shows=shows, reading=reading)
-
-
 FAULTS: Mapping[str, ComposeFault] = MappingProxyType(
     {
-        "other-slot": _fault(other_slot, "page-mismatch", "layer 1 token slot", "which slot"),
-        "one-byte": _fault(one_byte, "bits", "rank 2 layer 1 token slot"),
-        "token-missing": _fault(token_missing, "bits", "layer 0 token", "token 0 is zero"),
-        "interleaved": _fault(interleaved, "bits", "layer 0 index", "interleaved"),
-        "planar": _fault(planar, "bits", "layer 0 index", "planar again"),
-        "zero-page": _fault(zero_page, "page-zero", "layer 0 token", "staging row 0 is reserved"),
-        "two-layers-before": _fault(
+        "other-slot": ComposeFault(other_slot, "page-mismatch", "layer 1 token slot", "which slot"),
+        "one-byte": ComposeFault(one_byte, "bits", "rank 2 layer 1 token slot"),
+        "token-missing": ComposeFault(token_missing, "bits", "layer 0 token", "token 0 is zero"),
+        "interleaved": ComposeFault(interleaved, "bits", "layer 0 index", "interleaved"),
+        "planar": ComposeFault(planar, "bits", "layer 0 index", "planar again"),
+        "zero-page": ComposeFault(
+            zero_page, "page-zero", "layer 0 token", "staging row 0 is reserved"
+        ),
+        "two-layers-before": ComposeFault(
             two_layers_before, "stale-round", "rank 3 layer 2 token", "2 turns before (layer 0)"
         ),
-        "next-layer": _fault(
+        "next-layer": ComposeFault(
             next_layer, "stale-round", "rank 1 layer 1 token", "reused at distance 1"
         ),
-        "owners-swapped": _fault(owners_swapped, "page-mismatch", "token slot", "it is rank"),
-        "one-rank": _fault(one_rank, "diverged", "token slot", "rank 1 another"),
-        "writers-added": _fault(writers_added, "two-writers", "layer 1 token", "twice the right"),
-        "pool-added": _fault(pool_added, "two-writers", "layer 1 token", "owner's pool had"),
-        "locations-off": _fault(locations_off, "page-mismatch", "rank 1   ", "off by +1 page"),
-        "never-written": _fault(
+        "owners-swapped": ComposeFault(owners_swapped, "page-mismatch", "token slot", "it is rank"),
+        "one-rank": ComposeFault(one_rank, "diverged", "token slot", "rank 1 another"),
+        "writers-added": ComposeFault(
+            writers_added, "two-writers", "layer 1 token", "twice the right"
+        ),
+        "pool-added": ComposeFault(pool_added, "two-writers", "layer 1 token", "owner's pool had"),
+        "locations-off": ComposeFault(
+            locations_off, "page-mismatch", "rank 1   ", "off by +1 page"
+        ),
+        "never-written": ComposeFault(
             never_written, "unwritten", "rank 0 layer 1 index", "never written"
         ),
-        "padding-filled": _fault(padding_filled, "pad", "layer 0 token slot", "filled with zeros"),
-        "rows-shifted": _fault(rows_shifted, "page-mismatch", "layer 0 token", "shifted by one"),
-        "old-page": _fault(old_page, "stale-round", "layer 2 token", "before this step"),
-        "without-carried": _fault(without_carried, "bits", "layer 0 token", "carried token"),
+        "padding-filled": ComposeFault(
+            padding_filled, "pad", "layer 0 token slot", "filled with zeros"
+        ),
+        "rows-shifted": ComposeFault(
+            rows_shifted, "page-mismatch", "layer 0 token", "shifted by one"
+        ),
+        "old-page": ComposeFault(old_page, "stale-round", "layer 2 token", "before this step"),
+        "without-carried": ComposeFault(without_carried, "bits", "layer 0 token", "carried token"),
     }
 )
 """By name; `without-carried` needs a carried prefix, the others a step with prefix pages, two

@@ -117,16 +117,10 @@ def _equal(cell: Cell) -> str:
 def _otherwise(cell: Cell) -> str:
     """What differs, or why nothing may be concluded."""
     if cell.status is Status.DIFFERENT:
-        different = sum(
-            stage.counts.get("different", 0)
-            for step in cell.steps
-            for stage in step.verdict.stages.values()
-            if stage.unit == "page"
-        )
         rules: Counter[str] = Counter()
         for step in cell.steps:
             rules.update(_rules(step.verdict))
-        what = f"{different:,} of {many(cell.pages, 'page')} differ"
+        what = f"{cell.different:,} of {many(cell.pages, 'page')} differ"
         return f"{what} ({', '.join(rules)})"
     return next(_undecided(cell), f"none of {many(cell.planned, 'step')} ran")
 

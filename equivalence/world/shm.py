@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from equivalence.errors import UsageError
 from equivalence.world import exports, segment
 from equivalence.world.link import Link
-from equivalence.world.transport import World
+from equivalence.world.transport import World, check_device
 
 
 def link(world: World) -> Link:
@@ -19,8 +18,7 @@ def link(world: World) -> Link:
     Raises:
         UsageError: a device other than the CPU was asked for.
     """
-    if torch.device(world.device or "cpu").type != "cpu":
-        raise UsageError(f"transport shm is memory of the CPU; device is {world.device}")
+    check_device("shm", world.device)
     return Link(
         rank=world.rank,
         ranks=world.ranks,

@@ -51,15 +51,15 @@ class Threads:
     As of processes, what they export lasts from run to run until a rank fails.
     """
 
-    def __init__(self, count: int, *, timeout: float = TIMEOUT_S) -> None:
-        """Ranks 0 .. count - 1, each of which waits for the others for at most timeout seconds.
+    def __init__(self, ranks: int, *, timeout: float = TIMEOUT_S) -> None:
+        """Ranks 0 .. ranks - 1, each of which waits for the others for at most timeout seconds.
 
         Raises:
             UsageError: there are fewer than one or more than MOST.
         """
-        if not 1 <= count <= MOST:
-            raise UsageError(f"{count} ranks as threads: there are 1 to {MOST}")
-        self.count = count
+        if not 1 <= ranks <= MOST:
+            raise UsageError(f"{ranks} ranks as threads: there are 1 to {MOST}")
+        self.ranks = ranks
         self.timeout = timeout
         self._living: _Living | None = None
 
@@ -72,11 +72,11 @@ class Threads:
         **settings: Any,  # noqa: ANN401 - the function's own
     ) -> list[Outcome]:
         """Call `function(link, **inputs, **settings)` on every rank; an Outcome a rank."""
-        living, self._living = self._living or _begin(self.count), None
+        living, self._living = self._living or _begin(self.ranks), None
         living.timeout = self.timeout if timeout is None else timeout
         failed: dict[int, dict[str, Any]] = {}
         made: dict[int, Outcome] = {}
-        for rank in range(self.count):
+        for rank in range(self.ranks):
             cells.begin(living.control, rank)
             cells.running(living.control, rank)
 
@@ -91,14 +91,14 @@ class Threads:
                 cells.end(living.control)
             cells.finished(living.control, rank)
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.count)]
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if not failed:
             self._living = living
-        return reports.told(failed, self.count, made=made.__getitem__)
+        return reports.told(failed, self.ranks, made=made.__getitem__)
 
 
 def run(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
@@ -29,6 +30,7 @@ from equivalence.world.exports import Share
 from equivalence.world.link import Link
 
 NAMES = ("shm", "cuda", "symmetric")
+_ON_GPUS = NAMES[1:]
 
 
 class Released(RuntimeError):  # noqa: N818 - what happened to a rank that did nothing wrong
@@ -95,6 +97,29 @@ def known(name: str) -> str:
     if name not in NAMES:
         raise UsageError(f"transport is {name!r}: it is {', '.join(NAMES[:-1])} or {NAMES[-1]}")
     return name
+
+
+def check_device(name: str, device: str | None) -> None:
+    """Refuse a device that ranks cannot have.
+
+    Args:
+        name: of a transport; any other one has memory of the CPU.
+        device: as the user named it; None for the transport's own choice.
+
+    Raises:
+        UsageError: it is none, or the transport has no memory there.
+    """
+    from equivalence.world import devices  # noqa: PLC0415 - it needs a World
+
+    try:
+        named = torch.device(device or "cpu")
+    except RuntimeError:
+        raise UsageError(f"device is {device!r}: it is cpu, cuda, or one as in cuda:0") from None
+    if name in _ON_GPUS:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices.of(0, device, count, transport=name)
+    elif named.type != "cpu":
+        raise UsageError(f"transport {name} is memory of the CPU; device is {device}")
 
 
 def link(name: str, world: World) -> Link:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from equivalence import cli, generate, store
-from equivalence.compose import steps
+from equivalence.compose import requests, steps
 from equivalence.paths.ipc.faulty import FAULTS
 from equivalence.paths.ipc.ways import WAYS
 
@@ -128,7 +128,7 @@ def test_all_may_be_said_of_kinds_and_among_names(tell: Tell) -> None:
     some = (*asked, "--ranks", 2, "--kinds", "all", "--scenarios", "all,cold", "--json", "-")
     code, out, err = tell(*some)
     assert (code, err) == (0, "")
-    assert [cell["scenario"] for cell in json.loads(out)["cells"]] == list(steps.NAMES)
+    assert [cell["scenario"] for cell in json.loads(out)["cells"]] == list(requests.NAMES)
 
 
 def test_a_closed_stdout_is_our_failure() -> None:
@@ -297,8 +297,8 @@ def test_ranks_of_torchrun_are_taken() -> None:
 
 
 @pytest.mark.xdist_group("ranks")
-def test_joined_ranks_exit_alike() -> None:
-    """With the code of the first, which alone judges."""
+def test_joined_ranks_exit_alike(tell: Tell) -> None:
+    """With the code of the first, which alone judges and tells what runs as many ranks again."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -316,6 +316,11 @@ def test_joined_ranks_exit_alike() -> None:
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert ["injected: row-zero" in text for text in printed] == [True, False]
     assert printed[1] == ""
+    (again, *_) = (line for line in printed[0].splitlines() if "  again " in line)
+    words = shlex.split(again.split(maxsplit=1)[1])
+    assert ("--ranks", "2") in set(pairwise(words))
+    code, out, _ = tell(*words[1:])
+    assert (code, "2 ranks (shm), 1 way, 1 scenario: " in out) == (1, True)
 
 
 def test_more_ranks_than_torchrun_has_are_refused(

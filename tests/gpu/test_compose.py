@@ -10,13 +10,14 @@ import gpu_ranks
 import pytest
 import torch
 
-from benchmarks import hopper_compose
+from benchmarks import hopper_exchange
 from equivalence import judge, ranks
 from equivalence.case import Case
 from equivalence.compose import running as composing
 from equivalence.compose import steps
 from equivalence.engines import pointer_gather
 from equivalence.paths.ipc import candidate
+from equivalence.paths.ipc.faulty import Fault
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.ranks import Pool
 from equivalence.verdict import Status
@@ -116,7 +117,7 @@ def test_ranks_on_shared_gpus_hold_the_reference_s_pages(
 @pytest.mark.parametrize("way", ["fused", "dense", "direct", "prefetch"])
 def test_a_rank_that_is_late_in_every_round_changes_no_byte(shared: Pool, way: str) -> None:
     """Rotating delays before the write."""
-    fault = {"name": "producer-delay", "delay": 0.01}
+    fault = Fault(name="producer-delay", delay=0.01)
     case = cases_of("chunk", RANKS)[0]
     verdict = judge.check(case, candidate.over(shared, way, fault=fault))
     assert verdict.status is Status.EQUAL, verdict.findings
@@ -179,7 +180,8 @@ def test_a_killed_rank_ends_all_and_leaves_nothing(gpus: int, fault: str) -> Non
     with ranks.start(RANKS, transport="cuda", timeout=60) as pool:
         before = pool.run(gpu_ranks.who)
         start = time.monotonic()
-        broken = candidate.over(pool, "direct", fault={"name": fault, "rank": 3}, timeout=30)
+        killed = Fault(name=fault, rank=3)
+        broken = candidate.over(pool, "direct", fault=killed, timeout=30)
         with pytest.raises(candidate.RanksFailed, match="rank 3"):
             broken(**case.inputs, **case.params)
         assert time.monotonic() - start < 40
@@ -197,9 +199,9 @@ def test_a_killed_rank_ends_all_and_leaves_nothing(gpus: int, fault: str) -> Non
 def test_the_measurement_of_an_exchange_runs(apart: Pool) -> None:
     """Every way is timed, and its pages are legacy's."""
     case = cases_of("chunk", apart.ranks)[0]
-    names = [*WAYS, hopper_compose.KERNEL]
+    names = [*WAYS, hopper_exchange.KERNEL]
     settings: dict[str, Any] = {"names": names, "rounds": 2, "waits": "stream", **case.params}
-    outcomes = apart.run(hopper_compose.exchanged, inputs=dict(case.inputs), **settings)
+    outcomes = apart.run(hopper_exchange.time_ways, inputs=dict(case.inputs), **settings)
     for outcome in outcomes:
         assert outcome.message == ""
         assert outcome.outputs["ran"].tolist() == [1] * len(names)

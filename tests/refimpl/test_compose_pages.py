@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import twin_compose
 from drawn_steps import FP8, Step, step, steps
 from hypothesis import given, settings
 from torch import Tensor
@@ -14,49 +15,13 @@ from refimpl.compose import compose_pages, planes, write_rows
 ONE = step([(4, 5)], cp=2, layers=1, kinds=["token"], padding=0)
 
 
-def byte(kind: str, page_size: int, width: int, token: int, at: int) -> int:
-    """Where byte `at` of a token stands in its page."""
-    if kind == "token" or at < width - 4:
-        keys = width if kind == "token" else width - 4
-        return token * keys + at
-    return page_size * (width - 4) + token * 4 + at - (width - 4)
-
-
-def one_by_one(drawn: Step, kind: str) -> list[list[list[int]]]:
-    """The dense buffer [layers][S][page bytes], written byte after byte."""
-    pools = drawn.inputs[f"{kind}_pools"].view(torch.uint8).tolist()
-    rows = drawn.inputs[f"{kind}_rows"].view(torch.uint8).tolist()
-    names = ("slot_pages", "owner", "local_page", "prefix_lens", "extend_lens")
-    pages, owner, local, prefixes, extends = (drawn.inputs[name].tolist() for name in names)
-    size: int = drawn.params["page_size"]
-    width = drawn.inputs[f"{kind}_rows"].shape[-1]
-    dense = []
-    for pool, tokens in zip(pools, rows, strict=True):
-        layer = [[0] * (size * width) for _ in pages]
-        slot = done = 0
-        for prefix, extend in zip(prefixes, extends, strict=True):
-            for position in range(prefix + extend):
-                at = slot + position // size
-                page = pool[owner[pages[at]]][local[pages[at]]]
-                if position < prefix:
-                    # An open page of a prefix keeps all that its owner has.
-                    layer[at] = list(page)
-                else:
-                    for b in range(width):
-                        place = byte(kind, size, width, position % size, b)
-                        layer[at][place] = tokens[done + position - prefix][b]
-            slot += -(-(prefix + extend) // size)
-            done += extend
-        dense.append(layer)
-    return dense
-
-
 @settings(max_examples=60, deadline=None)
 @given(steps())
 def test_a_dense_buffer_is_what_bytes_put_one_by_one_make(drawn: Step) -> None:
     """Prefix pages, carried pages, current rows, zeros; every layer and kind."""
+    twin = twin_compose.composed(drawn.case)
     for kind, pages in drawn.want().items():
-        assert pages.tolist() == one_by_one(drawn, kind)
+        assert pages.tolist() == [list(map(list, layer)) for layer in twin[f"{kind}_pages"]]
 
 
 def composed(drawn: Step, **change: Any) -> Tensor:  # noqa: ANN401 - as the reference

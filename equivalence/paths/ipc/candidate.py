@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from equivalence.candidate import Candidate
+    from equivalence.paths.ipc.faulty import Fault
     from equivalence.replay import Outcome
 
 
@@ -35,6 +37,10 @@ class RanksFailed(RuntimeError):  # noqa: N818 - it says what happened, as Timeo
 class Pool(Protocol):
     """Ranks that run a function and give an Outcome each."""
 
+    @property
+    def ranks(self) -> int:
+        """How many."""
+
     def run(
         self,
         function: Any,  # noqa: ANN401 - a transport may ask for an importable one
@@ -50,7 +56,7 @@ def over(
     pool: Pool,
     way: str,
     *,
-    fault: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
     timeout: float | None = None,
     hits: Sequence[Sequence[bool]] | None = None,
 ) -> Candidate:
@@ -61,7 +67,7 @@ def over(
     Args:
         pool: its `run` is used alone.
         way: a name in `ways.WAYS`.
-        fault: a `faulty.Fault` as data, or None.
+        fault: what ranks do wrong, or None.
         timeout: seconds that a rank waits for the others; the pool's own when None.
         hits: [rank][layer], whether prefetch gathers that prefix early.
 
@@ -82,7 +88,7 @@ def over(
             timeout=timeout,
             way=way,
             turn=turn,
-            fault=None if fault is None else dict(fault),
+            fault=None if fault is None else fault.as_json(),
             hits=hits,
             **settings,
         )
@@ -134,8 +140,9 @@ def local(way: str, **settings: Any) -> Candidate:  # noqa: ANN401 - as `over`
     return candidate
 
 
+@cache
 def _alone(way: str) -> Candidate:
-    """A way by its name, importable, each call on ranks of its own."""
+    """A way by its name, the same function each time, each call on ranks of its own."""
 
     def candidate(**call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - inputs and parameters
         result: dict[str, Tensor] = local(way)(**call)
@@ -146,4 +153,8 @@ def _alone(way: str) -> Candidate:
     return candidate
 
 
-legacy, fused, fallback, dense, staging, direct, prefetch = map(_alone, ways.WAYS)
+def __getattr__(name: str) -> Candidate:
+    """Every way by its name."""
+    if name not in ways.WAYS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _alone(name)

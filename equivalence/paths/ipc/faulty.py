@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from equivalence.errors import UsageError
 from equivalence.paths.ipc import known
-from equivalence.paths.ipc.plan import PLANS
+from equivalence.paths.ipc import plan as plans
 from refimpl import batch as batches
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Seams:
 
     Attributes:
         inputs: what a rank is given -> what it takes.
-        plan: as `Plans.of`.
+        plan: as `plan.of`.
         peers: (peers, plan) -> peers.
     """
 
@@ -75,7 +75,7 @@ def seams(given: Mapping[str, Any] | None, *, link: Link, way: str) -> Seams:
         UsageError: there is no such fault, or the way does not have its place.
     """
     if given is None:
-        return Seams(inputs=dict, plan=PLANS.of, peers=lambda peers, _: peers)
+        return Seams(inputs=dict, plan=plans.of, peers=lambda peers, _: peers)
     fault = read(given, way=way)
     told = FAULTS[fault.name]
     at: dict[str, Fault] = {"fault": fault}
@@ -85,8 +85,8 @@ def seams(given: Mapping[str, Any] | None, *, link: Link, way: str) -> Seams:
             return tensors
         return told.inputs(_placed(fault, link.ranks, None), link, tensors)
 
-    def plan(batch: Batch, **call: Any) -> Plan:  # noqa: ANN401 - as `Plans.of`
-        right = PLANS.of(batch, **call)
+    def plan(batch: Batch, **call: Any) -> Plan:  # noqa: ANN401 - as `plan.of`
+        right = plans.of(batch, **call)
         at["fault"] = _placed(fault, link.ranks, batch)
         return right if told.plan is None else told.plan(at["fault"], link, batch, right, call)
 
@@ -122,17 +122,30 @@ def parse(text: str) -> Fault:
     return fault
 
 
-def check(fault: Fault, *, ranks: int | None = None, timeout: float = _MOST_DELAY_S) -> None:
-    """Refuse numbers that no fault has.
+def check(
+    fault: Fault,
+    *,
+    ways: Sequence[str] = (),
+    ranks: int | None = None,
+    timeout: float = _MOST_DELAY_S,
+) -> None:
+    """Refuse ways that do not have a fault's place, and numbers that no fault has.
 
     Args:
-        fault: any.
+        fault: one of FAULTS.
+        ways: that it is put into.
         ranks: how many there are, where that is known.
         timeout: seconds of silence after which a rank is given up.
 
     Raises:
-        UsageError: a number is out of its range.
+        UsageError: a way does not have its place, or a number is out of its range.
     """
+    places = FAULTS[fault.name].ways
+    for way in ways:
+        if way not in places:
+            raise UsageError(
+                f"{fault.name} has no place in {way}: it is one of {', '.join(places)}"
+            )
     last = "the last rank" if ranks is None else str(ranks - 1)
     rank = 0 if fault.rank is None else fault.rank
     inside = {
@@ -161,10 +174,7 @@ def read(given: Mapping[str, Any], *, way: str) -> Fault:
         raise UsageError(f"fault {dict(given)}: {error}") from error
     if fault.name not in FAULTS:
         raise UsageError(f"no fault named {fault.name!r}: one of {', '.join(FAULTS)}")
-    places = FAULTS[fault.name].ways
-    if way not in places:
-        raise UsageError(f"{fault.name} has no place in {way}: it is one of {', '.join(places)}")
-    check(fault)
+    check(fault, ways=[way])
     return fault
 
 
@@ -243,4 +253,4 @@ def _placed(fault: Fault, ranks: int, batch: Batch | None) -> Fault:
         rank = (writers[0] + 1) % ranks if FAULTS[fault.name].reads else writers[0]
     if not 0 <= rank < ranks:
         raise UsageError(f"fault {fault.name} is that of rank {rank}: there are {ranks}")
-    return Fault(**{**asdict(fault), "rank": rank})
+    return replace(fault, rank=rank)

@@ -27,6 +27,21 @@ NAMES = (*POOLS, *ROWS, *TENSORS)
 _DIMENSIONS = 4
 
 
+@dataclass(frozen=True)
+class _Fact:
+    """A number that must be the same on every rank.
+
+    Attributes:
+        name: the same on every rank too.
+        value: as this rank was given it.
+        shown: whether the number says something; a digest does not.
+    """
+
+    name: str
+    value: int
+    shown: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
     """The inputs of one step.
@@ -109,36 +124,36 @@ def agree(link: Link, tensors: Mapping[str, Tensor], settings: Mapping[str, obje
         tensors: the inputs.
         settings: what else must be the same.
     """
-    facts = dict(_facts(tensors, settings))
-    if _spread(link, _number(json.dumps(facts))) is None:
+    facts = _facts(tensors, settings)
+    if _spread(link, _number(repr(facts))) is None:
         return
-    for name, value in facts.items():
-        spread = _spread(link, value)
+    for fact in facts:
+        spread = _spread(link, fact.value)
         if spread is None:
             continue
-        least, most = (link.agree(link.rank if value == end else link.ranks) for end in spread)
-        if name.startswith("dimension"):
-            raise ValueError(
-                f"{name} differs by rank: {spread[0]} on rank {least}, {spread[1]} on rank {most}"
-            )
-        raise ValueError(f"{name} differs by rank: ranks {least} and {most} were given others")
+        least, most = (link.agree(link.rank if fact.value == end else link.ranks) for end in spread)
+        told = f"ranks {least} and {most} were given others"
+        if fact.shown:
+            told = f"{spread[0]} on rank {least}, {spread[1]} on rank {most}"
+        raise ValueError(f"{fact.name} differs by rank: {told}")
     raise ValueError("ranks were given different inputs")
 
 
-def _facts(tensors: Mapping[str, Tensor], settings: Mapping[str, object]) -> list[tuple[str, int]]:
-    """Numbers that are the same on every rank; as many and under the same names on each."""
-    facts = [("number of inputs", len(tensors))]
+def _facts(tensors: Mapping[str, Tensor], settings: Mapping[str, object]) -> list[_Fact]:
+    """As many on each rank, in one order."""
+    facts = [_Fact("number of inputs", len(tensors))]
     for name in NAMES:
         tensor = tensors.get(name)
         shape = [] if tensor is None else list(tensor.shape)
         padded = shape + [-1] * (_DIMENSIONS - len(shape))
-        facts += [(f"dimension {at} of {name}", size) for at, size in enumerate(padded)]
+        facts += [_Fact(f"dimension {at} of {name}", n, shown=True) for at, n in enumerate(padded)]
         told = "" if tensor is None else str(tensor.dtype)
         if tensor is not None and name in TENSORS:
             told += digest.of_tensor(tensor)
-        facts.append((f"what {name} holds", _number(told)))
-    facts += [(f"setting {name}", _number(json.dumps(value))) for name, value in settings.items()]
-    return facts
+        facts.append(_Fact(f"what {name} holds", _number(told)))
+    return facts + [
+        _Fact(f"setting {name}", _number(json.dumps(value))) for name, value in settings.items()
+    ]
 
 
 def _spread(link: Link, number: int) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from equivalence.paths.ipc import breaks, slips
-from equivalence.paths.ipc.ways import PEERED, STAGED, SUMS, WAYS
+from equivalence.paths.ipc.ways import WAYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from equivalence.paths.ipc.plan import Plan
 
 EVERY = tuple(WAYS)
-FENCED = ("dense", *STAGED)
-"""The ways that have a barrier a round."""
+SUMS = tuple(name for name, way in WAYS.items() if way.sums)
+PEERED = tuple(name for name, way in WAYS.items() if way.exports)
+STAGED = tuple(name for name, way in WAYS.items() if "staging" in way.exports)
+FENCED = tuple(name for name, way in WAYS.items() if way.fenced)
 
 
 @dataclass(frozen=True, kw_only=True)

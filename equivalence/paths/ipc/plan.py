@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from equivalence import digest
+from equivalence.latest import latest
 from equivalence.paths.ipc import moves
 from equivalence.paths.ipc.moves import Places, Read
 from refimpl import batch as batches
@@ -171,62 +170,33 @@ def build(
         spans=(),
         hits=tuple(hits),
     )
-    return on(replace(plan, spans=tuple(_spans(batch, plan))), device)
-
-
-def on(plan: Plan, device: torch.device) -> Plan:
-    """The same plan with its tensors on a device."""
-    moved: Plan = _on(plan, device)
+    moved: Plan = _on(replace(plan, spans=tuple(_spans(batch, plan))), device)
     return moved
 
 
-class Plans:
-    """The latest plans, found by what a batch holds and never by where it is."""
+def planner() -> Callable[..., Plan]:
+    """A function that keeps its latest plans, found by what a batch holds and never by where it is.
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._held: OrderedDict[str, Plan] = OrderedDict()
-        self._lock = Lock()
-
-    def of(
-        self,
-        batch: Batch,
-        *,
-        rank: int,
-        device: torch.device,
-        pool_pages: int,
-        staging_pages: int | None = None,
-        hits: Sequence[bool] = (),
-    ) -> Plan:
-        """The plan of this batch, built where it is not held yet.
-
-        Raises:
-            ValueError: the batch may not be composed.
-        """
-        asked = (rank, str(device), pool_pages, staging_pages, list(hits))
-        key = content(batch) + json.dumps(asked)
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
-        refusals.refuse(batch, pool_pages=pool_pages, staging_pages=staging_pages)
-        plan = build(batch, rank=rank, device=device, staging_pages=staging_pages, hits=hits)
-        with self._lock:
-            self._held[key] = plan
-            while len(self._held) > _KEPT:
-                self._held.popitem(last=False)
-        return plan
+    It takes a batch and `pool_pages`, rows that every pool has, beside what `build` takes, and
+    raises a ValueError where the batch may not be composed.
+    """
+    return latest(_planned, key=_content, most=_KEPT)
 
 
-PLANS = Plans()
-"""The plans of this process."""
+def _planned(batch: Batch, *, pool_pages: int, **call: Any) -> Plan:  # noqa: ANN401 - as `build`
+    refusals.refuse(batch, pool_pages=pool_pages, staging_pages=call.get("staging_pages"))
+    return build(batch, **call)
 
 
-def content(batch: Batch) -> str:
-    """A digest of everything that a batch says."""
+def _content(batch: Batch, **call: Any) -> str:  # noqa: ANN401 - as `_planned`
+    """Everything that a batch says, as a digest, and what else is asked for."""
     sizes = [[name, *getattr(batch, name).shape] for name in batches.TENSORS]
-    told = json.dumps([batch.cp, batch.page_size, sizes])
+    told = json.dumps([batch.cp, batch.page_size, sizes, call], sort_keys=True, default=str)
     return told + "".join(digest.of_tensor(getattr(batch, name)) for name in batches.TENSORS)
+
+
+of = planner()
+"""The plans of this process."""
 
 
 def _own(batch: Batch, *, rank: int, now: Tensor, writers: Tensor) -> Callable[[Tensor], Places]:

@@ -40,7 +40,7 @@ def address_key(_: Fault, link: Link, batch: Batch, right: Plan, call: Mapping[s
     values = torch.split(held[1:].cpu().clone().view(torch.int32), lengths)
     named = dict(zip(batches.TENSORS, values, strict=True))
     first = Batch(**named, cp=batch.cp, page_size=batch.page_size)
-    return plans.PLANS.of(first, **dict(call))
+    return plans.of(first, **dict(call))
 
 
 def wrong_owner(_: Fault, __: Link, batch: Batch, ___: Plan, call: Mapping[str, Any]) -> Plan:

@@ -95,7 +95,7 @@ def compose(link: Link, *, turn: int = 0, **call: Any) -> dict[str, Tensor]:  # 
         transport=link.transport,
         peer_memory=ready.peers.peer_memory,
     )
-    run = ways.WAYS[ready.way](ready.peers, ready.plan, ready.rows, turn=turn)
+    run = ways.WAYS[ready.way].run(ready.peers, ready.plan, ready.rows, turn=turn)
     for layer, kind, dense in run:
         outputs[f"{kind}_pages"][layer].copy_(dense)
     ready.peers.barrier()
@@ -184,26 +184,27 @@ def _export(
     """The regions that a way needs, with one's own part of the pools in them."""
     memory: list[Exported] = []
     regions = {}
-    staged = 1 + plan.capacity if way in ways.STAGED else 0
-    dense = room(plan.slots) if way == "dense" else plan.slots
+    shared = ways.WAYS[way].exports
+    staged = 1 + plan.capacity if "staging" in shared else 0
+    dense = room(plan.slots) if "dense" in shared else plan.slots
     for kind in taken.kinds:
         pools = taken.pools[kind]
         size = pools.shape[-1]
-        wanted = (
-            ((len(pools), pools.shape[2], size), way in ways.PEERED),
-            ((HALVES, staged, size), way in ways.STAGED),
-            ((HALVES, dense, size), way == "dense"),
-        )
+        shapes = {
+            "pool": (len(pools), pools.shape[2], size),
+            "staging": (HALVES, staged, size),
+            "dense": (HALVES, dense, size),
+        }
         parts = [
             exported.export(
                 link,
-                region=region,
+                region=REGIONS.index(region),
                 kind=KINDS.index(kind),
-                name=f"{kind}.{REGIONS[region]}",
+                name=f"{kind}.{region}",
                 shape=shape,
-                shared=shared,
+                shared=region in shared,
             )
-            for region, (shape, shared) in enumerate(wanted)
+            for region, shape in shapes.items()
         ]
         parts[_POOL].own.copy_(pools[:, link.rank])
         regions[kind] = Regions(pools=parts[0].views, staging=parts[1].views, dense=parts[2].views)

@@ -1,14 +1,14 @@
 """Every way that engines compose the pages of a batch, each to the same bytes on every rank.
 
-A way is `way(peers, plan, rows, *, turn)`. It yields (layer, kind, dense u8 [S, page_bytes]), layer
-by layer and in it kind by kind; a dense buffer is valid until the next one is asked for.
+A way runs as `run(peers, plan, rows, *, turn)`. It yields (layer, kind, dense u8 [S, page_bytes]),
+layer by layer and in it kind by kind; a dense buffer is valid until the next one is asked for.
 `rows` has by kind u8 [layers, m, token_bytes] of this rank's own tokens, as the plan lists them.
 `turn` is how many layers this world has composed before.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
@@ -17,7 +17,27 @@ from equivalence.paths.ipc.peers import Peers, Regions, parity
 from equivalence.paths.ipc.plan import Plan
 
 Composed: TypeAlias = "Iterator[tuple[int, str, Tensor]]"
-Way: TypeAlias = "Callable[..., Composed]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way, and what it takes.
+
+    Attributes:
+        run: composes, as this module says.
+        exports: the regions that other ranks read, of `checks.composed.strayed.REGIONS`; without peer memory
+            a way that has some is `fallback`, on every rank alike.
+        sums: whether it adds up bytes over ranks.
+    """
+
+    run: Callable[..., Composed]
+    exports: tuple[Literal["pool", "staging", "dense"], ...] = ()
+    sums: bool = False
+
+    @property
+    def fenced(self) -> bool:
+        """Whether it has a barrier a round: others read what it writes."""
+        return bool({"staging", "dense"} & set(self.exports))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,26 +178,20 @@ def prefetch(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], *, turn: int)
 
 
 WAYS: Mapping[str, Way] = {
-    "legacy": legacy,
-    "fused": fused,
-    "fallback": fallback,
-    "dense": dense,
-    "staging": staging,
-    "direct": direct,
-    "prefetch": prefetch,
+    "legacy": Way(run=legacy, sums=True),
+    "fused": Way(run=fused, exports=("pool",), sums=True),
+    "fallback": Way(run=fallback, sums=True),
+    "dense": Way(run=dense, exports=("pool", "dense")),
+    "staging": Way(run=staging, exports=("pool", "staging")),
+    "direct": Way(run=direct, exports=("pool", "staging")),
+    "prefetch": Way(run=prefetch, exports=("pool", "staging")),
 }
 """By name."""
-SUMS = ("legacy", "fused", "fallback")
-"""The ways that add up bytes over ranks."""
-PEERED = ("fused", "dense", "staging", "direct", "prefetch")
-"""The ways that read other ranks' memory; without it each is `fallback`, on every rank alike."""
-STAGED = ("staging", "direct", "prefetch")
-"""The ways that have a staging."""
 
 
 def taken(way: str, *, peer_memory: bool) -> str:
     """The way that is gone."""
-    return way if peer_memory or way not in PEERED else "fallback"
+    return way if peer_memory or not WAYS[way].exports else "fallback"
 
 
 def _rounds(peers: Peers, plan: Plan, rows: Mapping[str, Tensor], turn: int) -> Iterator[_Round]:

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from equivalence.compose import running, steps
+from equivalence.compose import requests, running, steps
 from equivalence.compose.matrix import Cell
 from equivalence.paths.ipc.faulty import FAULTS, Fault
 from equivalence.paths.ipc.ways import WAYS
@@ -23,12 +23,12 @@ LONG = 15.0
 ENDS = {"crash", "timeout"}
 
 
-@pytest.mark.parametrize("scenario", steps.NAMES)
+@pytest.mark.parametrize("scenario", requests.NAMES)
 def test_every_way_gives_every_rank_the_references_bytes(ranks: Pool, scenario: str) -> None:
     """No byte of any page of any rank differs, and each way is the one that ran."""
     cells = list(running.over(ranks, scenarios=[scenario]))
     assert [cell.way for cell in cells] == list(WAYS)
-    planned = len(steps.plan(scenario))
+    planned = len(requests.plan(scenario))
     for cell in cells:
         assert cell.status is Status.EQUAL, (cell.way, [s.verdict for s in cell.steps])
         assert (len(cell.steps), cell.ran) == (planned, (cell.way,))
@@ -44,7 +44,7 @@ def injected(pool: Pool, fault: Fault, way: str) -> Cell:
         way,
         [steps.sequence("mixed", layers=4, kinds=kinds, seed=s, scale=2)[0] for s in range(3)],
         scenario="mixed",
-        fault=fault.as_json(),
+        fault=fault,
         timeout=SHORT if ENDS & set(told.rules) else PATIENT,
     )
 
@@ -84,6 +84,6 @@ def test_200_adversarial_rounds_have_no_wrong_byte(ranks: Pool, way: str) -> Non
     """In each of them another rank is 10 ms late with what it writes."""
     cases = steps.sequence("bs-1-4", layers=25, scale=4)
     assert sum(25 * 2 for _ in cases) == 200
-    fault = Fault(name="producer-delay", delay=0.01).as_json()
+    fault = Fault(name="producer-delay", delay=0.01)
     cell = running.played(ranks, way, cases, scenario="bs-1-4", fault=fault)
     assert (cell.status, len(cell.steps)) == (Status.EQUAL, 4)

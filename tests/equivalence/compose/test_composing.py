@@ -17,7 +17,7 @@ from equivalence.report import as_compose
 from equivalence.verdict import Status
 from equivalence.world.threads import Threads
 
-TINY = {"cp": 2, "layers": 2, "scale": 16}
+TINY = {"layers": 2, "scale": 16}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def pool() -> Threads:
 
 def tiny(name: str = "chunk") -> list[Any]:
     """Steps of two ranks and two layers."""
-    return steps.sequence(name, **TINY)  # type: ignore[arg-type] # cp, layers, scale
+    return steps.sequence(name, cp=2, **TINY)  # type: ignore[arg-type] # layers, scale
 
 
 def test_every_way_is_run_over_every_scenario(pool: Threads) -> None:
@@ -39,7 +39,7 @@ def test_every_way_is_run_over_every_scenario(pool: Threads) -> None:
             pool,
             scenarios=["cold", "bs-1-4"],
             progress=lambda *done: told.append(done),
-            **TINY,  # type: ignore[arg-type] # cp, layers, scale
+            **TINY,  # type: ignore[arg-type] # layers, scale
         )
     )
     assert [(cell.scenario, cell.way) for cell in cells] == [
@@ -65,7 +65,7 @@ def test_one_kind_alone_is_composed(pool: Threads) -> None:
 
 def test_a_wrong_page_is_different_and_later_steps_still_run(pool: Threads) -> None:
     """Each step is judged by itself."""
-    fault = Fault(name="wrong-owner").as_json()
+    fault = Fault(name="wrong-owner")
     cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=fault)
     assert cell.status is Status.DIFFERENT
     assert [step.verdict.status for step in cell.steps] == [Status.DIFFERENT] * 3
@@ -74,16 +74,15 @@ def test_a_wrong_page_is_different_and_later_steps_still_run(pool: Threads) -> N
 @pytest.mark.parametrize(
     ("fault", "timeout", "rules"),
     [
-        ({"name": "own-capability", "rank": 1}, 0.5, {"crash", "timeout"}),
-        ({"name": "another-size"}, 10.0, {"crash"}),
+        (Fault(name="own-capability", rank=1), 0.5, {"crash", "timeout"}),
+        (Fault(name="another-size"), 10.0, {"crash"}),
     ],
 )
 def test_a_rank_that_fails_is_undecided_and_ends_the_scenario(
-    pool: Threads, fault: dict[str, Any], timeout: float, rules: set[str]
+    pool: Threads, fault: Fault, timeout: float, rules: set[str]
 ) -> None:
     """The step names the rule; none follows it, and the next scenario runs."""
-    given = Fault(**fault).as_json()
-    cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=given, timeout=timeout)
+    cell = running.played(pool, "direct", tiny(), scenario="chunk", fault=fault, timeout=timeout)
     (step,) = cell.steps
     (found,) = step.verdict.findings
     assert (cell.status, cell.pages, cell.planned) == (Status.UNDECIDED, 0, 3)
@@ -97,6 +96,8 @@ def test_a_batch_that_may_not_run_reaches_no_rank() -> None:
 
     class Unused:
         """Ranks that must not be asked."""
+
+        ranks = 2
 
         def run(self, function: object, **given: object) -> list[Outcome]:
             """Fail."""

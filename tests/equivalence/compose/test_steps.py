@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equivalence.case import Case
-from equivalence.compose import steps
+from equivalence.compose import requests, steps
 from equivalence.errors import UsageError
 from refimpl import batch as batches
 from refimpl import compose
@@ -22,7 +22,7 @@ NAMES = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_l
 def batch_of(case: Case) -> Batch:
     """The batch of a step."""
     tensors = {name: case.inputs[name] for name in NAMES}
-    return Batch(**tensors, cp=int(str(case.params["cp"])), page_size=steps.PAGE_SIZE)
+    return Batch(**tensors, cp=int(str(case.params["cp"])), page_size=requests.PAGE_SIZE)
 
 
 def composed(case: Case, kind: str) -> Tensor:
@@ -33,7 +33,7 @@ def composed(case: Case, kind: str) -> Tensor:
     return as_int(dense)
 
 
-@pytest.mark.parametrize("name", steps.NAMES)
+@pytest.mark.parametrize("name", requests.NAMES)
 @pytest.mark.parametrize(("cp", "scale"), [(8, 1), (1, 4), (3, 16)])
 def test_every_step_may_run(name: str, cp: int, scale: int) -> None:
     """No rule of composition is broken, at any scale and on any number of ranks."""
@@ -44,7 +44,7 @@ def test_every_step_may_run(name: str, cp: int, scale: int) -> None:
         assert composed(case, "index").shape[2] == 64 * 132
 
 
-@pytest.mark.parametrize("name", steps.NAMES)
+@pytest.mark.parametrize("name", requests.NAMES)
 def test_what_a_step_writes_is_what_later_ones_read(name: str) -> None:
     """A page that two steps hold has the bytes of its last writer, token by token."""
     cases = steps.sequence(name, layers=1)
@@ -95,7 +95,7 @@ def test_the_sizes_are_those_of_production() -> None:
 
 def test_each_scenario_has_what_its_name_says() -> None:
     """Cold, chunked, cached, mixed, cut inside a page, single tokens, 1 to 12 requests."""
-    made = {name: steps.sequence(name, layers=1, kinds=("index",)) for name in steps.NAMES}
+    made = {name: steps.sequence(name, layers=1, kinds=("index",)) for name in requests.NAMES}
 
     def lens(name: str, which: str) -> list[list[int]]:
         return [case.inputs[f"{which}_lens"].tolist() for case in made[name]]
@@ -107,7 +107,7 @@ def test_each_scenario_has_what_its_name_says() -> None:
     assert {len(each) for each in lens("mixed", "extend")} == {4}
     assert lens("page-tail", "prefix")[1] == [700]
     assert {extend for each in lens("decode", "extend") for extend in each} == {1}
-    sizes = [len(each) for name in steps.NAMES[-3:] for each in lens(name, "extend")]
+    sizes = [len(each) for name in requests.NAMES[-3:] for each in lens(name, "extend")]
     assert sizes == list(range(1, 13))
     shared = made["cache-hits"][2].inputs["slot_pages"]
     assert len(set(shared.tolist())) < len(shared)

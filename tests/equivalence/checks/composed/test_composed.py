@@ -103,7 +103,28 @@ def test_a_planted_fault_has_its_rule_at_its_place(name: str) -> None:
     )
     shared = {found.rule for found in verdict.findings} - {fault.rule}
     assert shared <= {"diverged"} or name == "one-rank"
-    assert fault.shows
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "interleaved",
+            [(0, 8), (32, 36), (8, 16), (36, 40), (16, 24), (40, 44), (24, 32), (44, 48)],
+        ),
+        ("planar", [(0, 8), (12, 20), (24, 32), (36, 44), (8, 12), (20, 24), (32, 36), (44, 48)]),
+    ],
+)
+def test_a_planted_layout_is_what_it_says(name: str, parts: list[tuple[int, int]]) -> None:
+    """Of four tokens with keys of eight bytes and scales of four, on every rank."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["index"])
+    slot, outputs = planted.slot_of(case, current=True), planted.right(case)
+    outputs["index_pages"][:, 0, slot] = torch.arange(48, dtype=torch.uint8)
+    want = {n: t.clone() for n, t in outputs.items()}
+    turned = [byte for first, end in parts for byte in range(first, end)]
+    want["index_pages"][:, 0, slot] = torch.tensor(turned, dtype=torch.uint8)
+    planted.FAULTS[name].edit(case, outputs)
+    assert all(torch.equal(outputs[n], t) for n, t in want.items())
 
 
 def test_other_bytes_of_the_same_meaning_are_equal() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from equivalence.paths.ipc import candidate
 from equivalence.paths.ipc import step as steps_of_ranks
 from equivalence.paths.ipc.candidate import RanksFailed
-from equivalence.paths.ipc.plan import Plan, Plans, build, capacity, room
+from equivalence.paths.ipc.plan import Plan, build, capacity, planner, room
 from equivalence.paths.ipc.ways import WAYS
 from equivalence.world.link import Link
 from equivalence.world.threads import Threads
@@ -23,9 +23,9 @@ from refimpl.batch import Batch
 CPU = torch.device("cpu")
 
 
-def of(held: Plans, batch: Batch, **more: Any) -> Plan:  # noqa: ANN401 - as `of`
+def of(held: Callable[..., Plan], batch: Batch, **more: Any) -> Plan:  # noqa: ANN401 - as `plan.of`
     """The plan of rank 0."""
-    return held.of(batch, **{"rank": 0, "device": CPU, "pool_pages": 20, **more})
+    return held(batch, **{"rank": 0, "device": CPU, "pool_pages": 20, **more})
 
 
 def order(plan: Plan) -> list[int]:
@@ -49,7 +49,7 @@ def two(*pages: int) -> Batch:
 
 def test_a_batch_changed_in_place_has_another_plan() -> None:
     """Pages [3, 5], then [5, 3] in the same storage."""
-    held, batch = Plans(), two(3, 5)
+    held, batch = planner(), two(3, 5)
     first = of(held, batch)
     batch.slot_pages.copy_(torch.tensor([5, 3]))
     second = of(held, batch)
@@ -58,13 +58,13 @@ def test_a_batch_changed_in_place_has_another_plan() -> None:
 
 def test_a_batch_where_another_was_has_another_plan() -> None:
     """The tensor is gone, and the next one may have its address."""
-    held = Plans()
+    held = planner()
     assert [order(of(held, two(*pages))) for pages in ((3, 5), (5, 3))] == [[3, 5], [5, 3]]
 
 
 def test_a_batch_that_comes_again_has_its_plan() -> None:
     """Also in other memory, and another for another rank, limit or pattern of hits."""
-    held = Plans()
+    held = planner()
     first = of(held, two(3, 5))
     assert of(held, two(3, 5)) is first
     others: list[dict[str, Any]] = [

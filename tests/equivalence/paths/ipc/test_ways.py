@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equivalence import receipt
+from equivalence.candidate import name_of
 from equivalence.paths.ipc import candidate
 from equivalence.paths.ipc import step as steps_of_ranks
-from equivalence.paths.ipc.ways import PEERED, WAYS, taken
+from equivalence.paths.ipc.ways import WAYS, taken
 from equivalence.world.link import Link
 from equivalence.world.threads import Threads
 
@@ -49,7 +50,7 @@ def test_steps_follow_each_other_in_the_same_memory(
 def test_a_way_is_a_candidate_by_its_name(way: str, wanted: Step) -> None:
     """As `replay --candidate` finds it."""
     named: Candidate = getattr(candidate, way)
-    assert named.__name__ == way
+    assert name_of(named) == f"equivalence.paths.ipc.candidate:{way}"
     assert differing(run(named, wanted), wanted) == []
 
 
@@ -74,15 +75,16 @@ def rounds(link: Link, way: str, **call: Any) -> dict[str, Tensor]:  # noqa: ANN
 
 
 @pytest.mark.parametrize("hits", [None, HITS])
-@pytest.mark.parametrize("way", ["dense", "staging", "direct", "prefetch"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("requests", [[(24, 13)], [(8, 0)], []])
-def test_there_is_one_barrier_a_layer_and_kind(
+def test_there_is_one_barrier_a_layer_and_kind_where_others_read_it(
     way: str, hits: list[list[bool]] | None, requests: list[tuple[int, int]]
 ) -> None:
     """Also with nothing to send."""
     wanted = step(requests, cp=3)
     told = Threads(3).run(rounds, inputs=wanted.inputs, way=way, hits=hits, **wanted.params)
-    assert [int(outcome.outputs["barriers"]) for outcome in told] == [6, 6, 6]
+    barriers = 6 if WAYS[way].fenced else 0
+    assert [int(outcome.outputs["barriers"]) for outcome in told] == [barriers] * 3
 
 
 def half_blind(link: Link, **call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as a step's
@@ -96,7 +98,7 @@ def test_one_rank_without_peer_memory_sends_all_to_the_fallback(way: str) -> Non
     outcomes = Threads(3).run(half_blind, inputs=CHUNK.inputs, way=way, **CHUNK.params)
     with receipt.collected() as left:
         assert differing(candidate.stacked(outcomes), CHUNK) == []
-    gone = "fallback" if way in PEERED else way
+    gone = "fallback" if WAYS[way].exports else way
     assert gone == taken(way, peer_memory=False)
     assert [(one.kernel, one.calls, one.arguments["asked"]) for one in left] == [
         (f"equivalence.paths.ipc.ways.{gone}", 3, way)
