@@ -150,3 +150,15 @@ def test_a_changed_page_is_seen() -> None:
         assert rendered(page.replace(old, new, 1)) == page
     with pytest.raises(AssertionError):
         rendered(page.replace("(position + 1) // ratio", "position // ratio"))
+
+
+def test_every_package_has_its_line_in_contributing() -> None:
+    """From the folder one knows where a line belongs."""
+    made = {
+        path.parent
+        for root in ("refimpl", "equivalence")
+        for path in ROOT.glob(f"{root}/**/__init__.py")
+    }
+    told = set(re.findall(r"^\| `([\w/]+)/` \|", read(ROOT / "CONTRIBUTING.md"), re.MULTILINE))
+    assert {path.relative_to(ROOT).as_posix() for path in made} <= told
+    assert [folder for folder in told if not (ROOT / folder).is_dir()] == []
