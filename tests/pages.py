@@ -1,8 +1,8 @@
 """Pages as the code has them: `python tests/pages.py PAGE ...` writes them anew.
 
-Tables are those of `equivalence.tables`. Python blocks of a page run one after another in one
-namespace, and what one prints stands in the text block behind it; those of the README are its
-tests' to run.
+Tables are those of `equivalence.report.tables`. Python blocks of a page run one after another in
+one namespace, and what one prints stands in the text block behind it. The README is not one of
+them: its code is its tests' to run.
 """
 
 import re
@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from equivalence import tables
+from equivalence.report import tables
 
 _BLOCKS = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?P<shown>\n```text\n.*?^```\n)?", re.DOTALL | re.MULTILINE
@@ -34,5 +34,4 @@ def rendered(text: str) -> str:
 
 if __name__ == "__main__":
     for page in map(Path, sys.argv[1:]):
-        make = tables.filled if page.name == "README.md" else rendered
-        page.write_text(make(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")

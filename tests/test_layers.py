@@ -17,6 +17,7 @@ HELPERS = {
     "maskreadings",
     "maskwords",
     "misgathered",
+    "mismoved",
     "misquantised",
     "openblocks",
     "pickevidence",

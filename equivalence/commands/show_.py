@@ -13,7 +13,7 @@ from equivalence.commands.common import EQUAL, PATHS, show
 def show_(paths: tuple[Path, ...], *, readme: bool) -> int:
     """Say what cases hold: tensors, windows, what they hunt, where they come from."""
     from equivalence import show as words  # noqa: PLC0415 - torch is imported when needed
-    from equivalence import tables  # noqa: PLC0415 - likewise
+    from equivalence.report import tables  # noqa: PLC0415 - likewise
     from equivalence.store import load_cases  # noqa: PLC0415 - likewise
 
     cases = load_cases(*paths)

@@ -12,9 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from equivalence import cli, generate, store
+from equivalence import generate, store
 from equivalence.compose import requests, steps
 from equivalence.paths.ipc.faulty import FAULTS
 from equivalence.paths.ipc.ways import WAYS
@@ -269,13 +268,6 @@ def test_options_that_contradict_case_files_are_refused(tell: Tell, tmp_path: Pa
         code, out, err = tell("compose", *asked)
         assert (code, out) == (2, "")
         assert sentence in err
-
-
-def test_help_names_every_option() -> None:
-    """A user finds them."""
-    printed = CliRunner().invoke(cli.command, ["compose", "--help"]).output
-    for option in ("ranks", "ways", "scenarios", "layers", "kinds", "transport", "fault", "json"):
-        assert f"--{option}" in printed
 
 
 JOINED = ("--scenarios", "chunk", "--ways", "direct", "--layers", "2", "--scale", "16")

@@ -8,8 +8,9 @@ import tiny
 import torch
 from tiny import ints
 
-from equivalence import show, tables
+from equivalence import show
 from equivalence.case import Space
+from equivalence.report import tables
 
 MESSAGES = Path(__file__).parents[1] / "messages"
 

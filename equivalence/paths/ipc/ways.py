@@ -25,8 +25,8 @@ class Way:
 
     Attributes:
         run: composes, as this module says.
-        exports: the regions that other ranks read, of `checks.composed.strayed.REGIONS`; without peer memory
-            a way that has some is `fallback`, on every rank alike.
+        exports: the regions that other ranks read, of `checks.composed.strayed.REGIONS`; without
+            peer memory a way that has some is `fallback`, on every rank alike.
         sums: whether it adds up bytes over ranks.
     """
 

@@ -1,9 +1,10 @@
-"""Markdown tables: ops and their tensors, contracts, arithmetic, and the cases of a folder.
+"""Markdown tables: ops and their tensors, contracts, ways to compose pages, cases of a folder.
 
 A page says which table it has: `filled` makes anew those under `<!-- tensors ragged_topk -->` and
 the like.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,10 @@ from pathlib import Path
 
 from equivalence import flags, ops, plain, specs, stages, units
 from equivalence.case import Case, held
+from equivalence.compose import requests, steps
 from equivalence.contract import FREEDOMS, Contract, named_contract, named_contracts
+from equivalence.paths.ipc.known import EVERY, FAULTS, NEEDS
+from equivalence.paths.ipc.ways import WAYS
 from refimpl import forms, profiles
 
 
@@ -116,6 +120,44 @@ def _freedoms(contract: Contract) -> str:
     return "nothing" if text == "strict" else f"`{text}`"
 
 
+def of_ways() -> str:
+    """Every way to compose pages, as the command line names it, and what a rank does in it."""
+    rows = [(f"`{name}`", _first_line(way)) for name, way in WAYS.items()]
+    return _table(("way", "what a rank does, layer by layer"), rows)
+
+
+def _first_line(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+def of_scenarios() -> str:
+    """Every scenario of composed pages: what each of its steps reads and adds, in order."""
+    rows = []
+    for name in requests.NAMES:
+        batches = [
+            (case.inputs["prefix_lens"], case.inputs["extend_lens"])
+            for case in steps.sequence(name, cp=1, layers=1, kinds=("index",))
+        ]
+        counts = (
+            [len(extend) for _, extend in batches],
+            [int(prefix.sum()) for prefix, _ in batches],
+            [int(extend.sum()) for _, extend in batches],
+        )
+        rows.append((f"`{name}`", *(" / ".join(f"{n:,}" for n in each) for each in counts)))
+    return _table(("scenario", "requests in each step", "prefix tokens", "new tokens"), rows)
+
+
+def of_faults() -> str:
+    """Every fault that a way can have on purpose: what it does, and what a run must say of it."""
+    rows = []
+    for name, fault in FAULTS.items():
+        ways = "all" if fault.ways == EVERY else " ".join(f"`{way}`" for way in fault.ways)
+        rules = " or ".join(f"`{rule}`" for rule in fault.rules)
+        needs = "; ".join(NEEDS[need] for need in fault.needs)
+        rows.append((f"`{name}`", fault.does, ways, rules or "must change nothing", needs))
+    return _table(("fault", "what goes wrong", "ways", "must be found as", "shows only with"), rows)
+
+
 def of_cases(cases: Iterable[Case]) -> str:
     """A Markdown table of cases: what each holds and hunts."""
     head = ("case", "op", "rows", "columns", "k", "recorded kernel", "hunts")
@@ -174,6 +216,9 @@ _MAKERS: Mapping[str, Callable[..., str]] = {
     "sources": of_sources,
     "arithmetic": of_arithmetic,
     "forms": of_forms,
+    "ways": of_ways,
+    "scenarios": of_scenarios,
+    "faults": of_faults,
 }
 _MARKED = re.compile(r"^(<!-- (\w+)((?: [^ \n]+)*) -->\n)(?:\|.*\n)*", re.MULTILINE)
 
