@@ -143,7 +143,7 @@ def test_judged_bytes_a_second(benchmark: BenchmarkFixture) -> None:
 
 def test_digested_bytes_a_second(benchmark: BenchmarkFixture, pages: Pages) -> None:
     """Of position-keyed digests of what was composed; the peer is one XXH3 over the same bytes."""
-    step = batches.Batch(**pages.step, cp=CP, page_size=PAGE_SIZE)
+    step = batches.Batch(**pages.step, cp=CP, page_size=PAGE_SIZE, pool_group=1)
     flat = {kind: memoryview(out.view(-1).numpy().data) for kind, out in pages.out.items()}
 
     def plain() -> list[bytes]:

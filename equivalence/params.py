@@ -16,11 +16,21 @@ _LIMITS = {
     "cp": (1, 1 << 10),
     "pad": (-1, 0),
     "staging_pages": (0, 1 << 24),
+    "max_tokens": (0, 1 << 30),
+    "max_requests": (0, 1 << 24),
 }
 """The smallest and largest value of a parameter: memory is made by most."""
 _USUAL = (1, 1 << 20)
 _LARGEST = 1e30
-_NONE = ("width", "topk_blocks", "heads", "softmax_scale", "staging_pages")
+_NONE = (
+    "width",
+    "topk_blocks",
+    "heads",
+    "softmax_scale",
+    "staging_pages",
+    "max_tokens",
+    "max_requests",
+)
 """Parameters that may be None, as if they were not there."""
 
 

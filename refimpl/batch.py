@@ -34,6 +34,7 @@ class Batch:
         extend_lens: int32 [R], tokens written in this step.
         cp: ranks.
         page_size: tokens a page.
+        pool_group: pages that a row of the index pool stands for.
     """
 
     slot_pages: Tensor
@@ -44,6 +45,22 @@ class Batch:
     extend_lens: Tensor
     cp: int
     page_size: int = 64
+    pool_group: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What is admitted to a step, and the staging that is there for it; None where nobody says.
+
+    Attributes:
+        staging_pages: staging rows that hold a current page.
+        max_tokens: new tokens of a step.
+        max_requests: requests that a step extends.
+    """
+
+    staging_pages: int | None = None
+    max_tokens: int | None = None
+    max_requests: int | None = None
 
 
 TENSORS = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_lens")
@@ -187,6 +204,15 @@ def staging_capacity(*, max_tokens: int, max_requests: int, page_size: int) -> i
     together = (max_tokens - requests) // page_size + requests
     alone = -(-(max_tokens + page_size - 1) // page_size)
     return max(together, alone)
+
+
+def limited_pages(limits: Limits, *, page_size: int) -> int | None:
+    """Staging pages that admission limits ask for, see `staging_capacity`; None without limits."""
+    if limits.max_tokens is None or limits.max_requests is None:
+        return None
+    return staging_capacity(
+        max_tokens=limits.max_tokens, max_requests=limits.max_requests, page_size=page_size
+    )
 
 
 def _ranges(first: Tensor, count: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from refimpl import batch as batches
 from refimpl import refusals
-from refimpl.batch import NOTHING, Batch
+from refimpl.batch import NOTHING, Batch, Limits
 from refimpl.bits import SCALE_BYTES, as_int
 
 KINDS = ("token", "index")
@@ -65,7 +65,10 @@ def compose_pages(
     cp: int,
     kind: str,
     page_size: int = 64,
+    pool_group: int = 1,
     staging_pages: int | None = None,
+    max_tokens: int | None = None,
+    max_requests: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The dense buffer of every layer: prefix pages, current pages, zeros for padding.
@@ -85,7 +88,10 @@ def compose_pages(
         cp: ranks.
         kind: "token" or "index".
         page_size: tokens a page.
-        staging_pages: current pages that may be staged at most.
+        pool_group: pages that a row of the index pool stands for.
+        staging_pages: current pages that may be staged at most, see `batch.Limits`, as the next.
+        max_tokens: new tokens that are admitted at most.
+        max_requests: requests likewise.
         out: u8 [layers, S, page_bytes] to compose in; fresh memory when None.
 
     Returns:
@@ -105,10 +111,12 @@ def compose_pages(
         extend_lens=extend_lens,
         cp=cp,
         page_size=page_size,
+        pool_group=pool_group,
     )
+    limits = Limits(staging_pages=staging_pages, max_tokens=max_tokens, max_requests=max_requests)
     if why := unfit(step, pools=pools, rows=rows, kind=kind):
         raise ValueError(why)
-    refusals.refuse(step, pool_pages=pools.shape[2], staging_pages=staging_pages)
+    refusals.refuse(step, pool_pages=pools.shape[2], limits=limits)
     return composed(step, pools=pools, rows=rows, kind=kind, out=out)
 
 

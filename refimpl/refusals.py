@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from refimpl.batch import (
     NOTHING,
     Batch,
-    admitted_pages,
+    Limits,
     carried_tokens,
     current_slots,
+    limited_pages,
+    page_writers,
     row_locations,
     slot_counts,
     slot_requests,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _Place: TypeAlias = tuple[int, int, int, int]
 """A slot, its logical page, the page's owner and its local page there."""
+_FREE = Limits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +47,13 @@ class Problem:
     ranks: tuple[int, ...] = ()
 
 
-def problems(
-    batch: Batch, *, pool_pages: int, staging_pages: int | None = None
-) -> Iterator[Problem]:
+def problems(batch: Batch, *, pool_pages: int, limits: Limits = _FREE) -> Iterator[Problem]:
     """Everything that forbids to compose a batch, before any byte is moved.
 
     Args:
         batch: the lengths of its tensors fit each other, see `misfit`.
         pool_pages: rows of a rank's pool, row 0 included.
-        staging_pages: staging rows that hold a current page; None where there is no limit.
+        limits: of admission and of staging.
 
     Yields:
         Each page is told of under the first rule it breaks.
@@ -61,40 +62,34 @@ def problems(
     yield from _strange_pages(batch, places, pool_pages)
     yield from _reserved_pages(batch, places)
     yield from _unowned_pages(batch, places)
-    yield from _written_twice(batch, places)
+    split = list(_written_twice(batch, places))
+    yield from split
+    if not split and batch.pool_group > 1:
+        yield from _groups_written_twice(batch, places)
     yield from _carried_together(batch)
-    admitted = admitted_pages(
-        prefix_lens=batch.prefix_lens, extend_lens=batch.extend_lens, page_size=batch.page_size
-    )
-    needed = int(admitted.sum())
-    if staging_pages is not None and needed > staging_pages:
-        pages = batch.slot_pages[current_slots(batch)][staging_pages:].tolist()
-        yield Problem(
-            rule="over-budget",
-            sentence=f"{needed} current pages do not fit into {staging_pages} staging pages: "
-            f"{_listing(pages)} have none",
-            page=pages[0],
-        )
+    yield from _beyond_limits(batch, limits)
 
 
-def refuse(batch: Batch, *, pool_pages: int, staging_pages: int | None = None) -> None:
+def refuse(batch: Batch, *, pool_pages: int, limits: Limits = _FREE) -> None:
     """Raise a ValueError with the sentence and the ids unless a batch may be composed.
 
     Args:
         batch: any.
         pool_pages: as in `problems`, as the next one.
-        staging_pages: see there.
+        limits: see there.
     """
     if why := misfit(batch):
         raise ValueError(why)
-    for problem in problems(batch, pool_pages=pool_pages, staging_pages=staging_pages):
+    for problem in problems(batch, pool_pages=pool_pages, limits=limits):
         raise ValueError(problem.sentence)
 
 
 def misfit(batch: Batch) -> str:
     """Why the tensors of a batch contradict each other, in one sentence, or ""."""
-    if batch.cp < 1 or batch.page_size < 1:
-        return f"cp is {batch.cp} and page_size {batch.page_size}: both are 1 or more"
+    sizes = {"cp": batch.cp, "page_size": batch.page_size, "pool_group": batch.pool_group}
+    for name, size in sizes.items():
+        if size < 1:
+            return f"{name} is {size}: it is 1 or more"
     for name in ("prefix_lens", "extend_lens"):
         lens = getattr(batch, name)
         if len(lens) and int(lens.min()) < 0:
@@ -214,6 +209,34 @@ def _written_twice(batch: Batch, places: Sequence[_Place]) -> Iterator[Problem]:
             yield Problem(rule="two-writers", sentence=sentence, slot=written[0], page=page)
 
 
+def _groups_written_twice(batch: Batch, places: Sequence[_Place]) -> Iterator[Problem]:
+    """Pool groups that this step writes and that are of two ranks, though no page of them is."""
+    owner = {slot: each for slot, _, each, _ in places}
+    now = dict(zip(current_slots(batch).tolist(), page_writers(batch).tolist(), strict=True))
+    groups: dict[tuple[int, int], list[int]] = {}
+    first: dict[int, int] = {}
+    for slot, request in enumerate(slot_requests(batch).tolist()):
+        if request >= 0:
+            place = slot - first.setdefault(request, slot)
+            groups.setdefault((request, place // batch.pool_group), []).append(slot)
+    for slots in groups.values():
+        written = [slot for slot in slots if slot in now]
+        ranks = {now.get(slot, owner.get(slot, -1)) for slot in slots} - {-1}
+        if written and len(ranks) > 1:
+            pages = [int(batch.slot_pages[slot]) for slot in slots]
+            sentence = (
+                f"pages {_listing(pages)} are one pool group of ranks {_listing(sorted(ranks))}: "
+                "a split inside a group"
+            )
+            yield Problem(
+                rule="two-writers",
+                sentence=sentence,
+                slot=written[0],
+                page=int(batch.slot_pages[written[0]]),
+                ranks=tuple(sorted(ranks)),
+            )
+
+
 def _carried_together(batch: Batch) -> Iterator[Problem]:
     """Carried prefixes that run beside others, or that another than their owner writes."""
     carried = carried_tokens(batch)
@@ -247,6 +270,34 @@ def _carried_together(batch: Batch) -> Iterator[Problem]:
                 page=page,
                 ranks=(owner, ranks[0]),
             )
+
+
+def _beyond_limits(batch: Batch, limits: Limits) -> Iterator[Problem]:
+    """More than is admitted, a staging that is not that of the limits, and pages without a row."""
+    tokens, requests = len(batch.writer), int((batch.extend_lens > 0).sum())
+    for count, most, what in (
+        (tokens, limits.max_tokens, "new tokens"),
+        (requests, limits.max_requests, "requests that extend"),
+    ):
+        if most is not None and count > most:
+            sentence = f"{count} {what} are more than the {most} that are admitted"
+            yield Problem(rule="over-budget", sentence=sentence)
+    asked = limited_pages(limits, page_size=batch.page_size)
+    staged = asked if limits.staging_pages is None else limits.staging_pages
+    if asked is not None and staged != asked:
+        yield Problem(
+            rule="over-budget",
+            sentence=f"staging has {staged} pages; {limits.max_tokens} tokens of "
+            f"{limits.max_requests} requests, as admitted, take {asked}",
+        )
+    pages = batch.slot_pages[current_slots(batch)].tolist()
+    if staged is not None and len(pages) > staged:
+        yield Problem(
+            rule="over-budget",
+            sentence=f"{len(pages)} current pages do not fit into {staged} staging pages: "
+            f"{_listing(pages[staged:])} have none",
+            page=pages[staged],
+        )
 
 
 def _places(batch: Batch) -> list[_Place]:

@@ -33,7 +33,7 @@ class Step:
     @property
     def batch(self) -> Batch:
         """What is composed."""
-        tensors = {name: self.inputs[name] for name in TENSORS}
+        tensors: dict[str, Any] = {name: self.inputs[name] for name in TENSORS}
         return Batch(**tensors, cp=self.params["cp"], page_size=self.params["page_size"])
 
     @property

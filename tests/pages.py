@@ -9,7 +9,9 @@ import re
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from os import chdir
 from pathlib import Path
+from tempfile import mkdtemp
 
 from equivalence.report import tables
 
@@ -33,5 +35,8 @@ def rendered(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:]):
+    pages = [Path(page).resolve() for page in sys.argv[1:]]
+    # What a page's code writes is not kept.
+    chdir(mkdtemp())
+    for page in pages:
         page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -6,7 +6,7 @@ Pages that nothing wrote hold random bytes, as the rest of a pool does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -76,11 +76,11 @@ def sequence(
     random = torch.Generator().manual_seed(seed)
     each = -(-pages // cp) + _SPARE
     number, table = _tables(pages, cp=cp, each=each, random=random)
-    staging = batches.staging_capacity(
+    limits = batches.Limits(
         max_tokens=max(sum(step.extend) for step in steps),
         max_requests=max(len(step.extend) for step in steps),
-        page_size=PAGE_SIZE,
     )
+    staging = batches.limited_pages(limits, page_size=PAGE_SIZE)
     shape = (layers, cp, 1 + each)
     pools = {kind: draws.raw(random, *shape, PAGE_SIZE * TOKEN_BYTES[kind]) for kind in kinds}
     cases = []
@@ -92,7 +92,7 @@ def sequence(
         cases.append(
             replace(
                 case,
-                params={**case.params, "staging_pages": staging},
+                params={**case.params, **asdict(replace(limits, staging_pages=staging))},
                 provenance={
                     "scenario": name,
                     "step": f"{turn}",

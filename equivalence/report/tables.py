@@ -122,7 +122,7 @@ def _freedoms(contract: Contract) -> str:
 
 def of_ways() -> str:
     """Every way to compose pages, as the command line names it, and what a rank does in it."""
-    rows = [(f"`{name}`", _first_line(way)) for name, way in WAYS.items()]
+    rows = [(f"`{name}`", _first_line(way.run)) for name, way in WAYS.items()]
     return _table(("way", "what a rank does, layer by layer"), rows)
 
 

@@ -11,13 +11,15 @@ from tiny import ints
 from torch import Tensor
 
 from refimpl import refusals
-from refimpl.batch import Batch
+from refimpl.batch import Batch, Limits, split_writers
 from refimpl.refusals import Problem
 
+FREE = Limits()
 
-def told(batch: Batch, *, pool_pages: int = 9, staging_pages: int | None = None) -> list[Problem]:
+
+def told(batch: Batch, *, pool_pages: int = 9, limits: Limits = FREE) -> list[Problem]:
     """Everything that forbids a batch."""
-    return list(refusals.problems(batch, pool_pages=pool_pages, staging_pages=staging_pages))
+    return list(refusals.problems(batch, pool_pages=pool_pages, limits=limits))
 
 
 GOOD = made([(4, 6), (0, 3)])
@@ -29,7 +31,7 @@ ALONE = made([(6, 5)], cp=2)
 def test_a_batch_that_may_be_composed_has_no_problem() -> None:
     """Nor a carried page that its owner writes, nor as many staging pages as it takes, nor none."""
     assert told(GOOD) == []
-    assert told(GOOD, pool_pages=5, staging_pages=3) == []
+    assert told(GOOD, pool_pages=5, limits=Limits(staging_pages=3)) == []
     assert told(replace(ALONE, owner=ints(-1, 0, 0, 0))) == []
     assert told(made([(6, 0), (3, 0)])) == []
     nothing = ints()
@@ -172,7 +174,7 @@ def test_each_rule_has_its_batch(change: dict[str, Tensor], problem: Problem) ->
 
 def test_more_current_pages_than_staging_are_refused_by_those_that_have_none() -> None:
     """The pages past the capacity are listed."""
-    assert told(GOOD, staging_pages=1) == [
+    assert told(GOOD, limits=Limits(staging_pages=1)) == [
         Problem(
             rule="over-budget",
             sentence="3 current pages do not fit into 1 staging pages: 3 4 have none",
@@ -180,15 +182,78 @@ def test_more_current_pages_than_staging_are_refused_by_those_that_have_none() -
         )
     ]
     many = made([(0, 60)])
-    assert told(many, pool_pages=99, staging_pages=2)[0].sentence == (
+    assert told(many, pool_pages=99, limits=Limits(staging_pages=2))[0].sentence == (
         "15 current pages do not fit into 2 staging pages: 3 4 5 6 7 8 9 10 and 5 more have none"
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (Limits(max_tokens=9, max_requests=2), []),
+        (Limits(max_tokens=9, max_requests=2, staging_pages=3), []),
+        (Limits(max_tokens=8), ["9 new tokens are more than the 8 that are admitted"]),
+        (
+            Limits(max_requests=1),
+            ["2 requests that extend are more than the 1 that are admitted"],
+        ),
+        (
+            Limits(max_tokens=9, max_requests=2, staging_pages=4),
+            ["staging has 4 pages; 9 tokens of 2 requests, as admitted, take 3"],
+        ),
+        (
+            Limits(max_tokens=4, max_requests=1),
+            [
+                "9 new tokens are more than the 4 that are admitted",
+                "2 requests that extend are more than the 1 that are admitted",
+                "3 current pages do not fit into 2 staging pages: 4 have none",
+            ],
+        ),
+    ],
+)
+def test_staging_is_that_of_the_admission_limits(limits: Limits, says: list[str]) -> None:
+    """Neither more nor less, and no batch is beyond them."""
+    assert [(each.rule, each.sentence) for each in told(GOOD, limits=limits)] == [
+        ("over-budget", sentence) for sentence in says
+    ]
+
+
+def test_a_split_inside_a_pool_group_has_two_writers() -> None:
+    """640 new tokens over two ranks: 320 each is a multiple of a page and not of 4 pages."""
+    batch = replace(made([(0, 640)], page_size=64), writer=ints(*[0] * 320, *[1] * 320))
+    assert told(batch, pool_pages=11) == []
+    assert told(replace(batch, pool_group=4), pool_pages=11) == [
+        Problem(
+            rule="two-writers",
+            sentence="pages 5 6 7 8 are one pool group of ranks 0 1: a split inside a group",
+            slot=4,
+            page=5,
+            ranks=(0, 1),
+        )
+    ]
+    legal = split_writers(prefix_lens=[0], extend_lens=[640], cp=2, page_size=256)
+    assert told(replace(batch, writer=legal, pool_group=4), pool_pages=11) == []
+
+
+def test_a_pool_group_with_prefix_is_its_owners() -> None:
+    """A chunk that goes on inside a group overwrites the row of the pages before it."""
+    own = replace(
+        made([(64, 64), (0, 64)], page_size=64), owner=ints(-1, 0, 0, 1), writer=ints(*[0] * 128)
+    )
+    assert told(replace(own, pool_group=2)) == []
+    other = replace(own, pool_group=2, writer=ints(*[1] * 64, *[0] * 64))
+    assert [each.sentence for each in told(other)] == [
+        "pages 1 2 are one pool group of ranks 0 1: a split inside a group"
+    ]
 
 
 @pytest.mark.parametrize("staging_pages", [0, 1, 2])
 def test_what_was_admitted_is_what_the_rule_counts(staging_pages: int) -> None:
     """A prefix of 70 and 60 new tokens: its carried prefix takes a second page."""
-    over = {each.rule for each in told(made([(70, 60)], page_size=64), staging_pages=staging_pages)}
+    over = {
+        each.rule
+        for each in told(made([(70, 60)], page_size=64), limits=Limits(staging_pages=staging_pages))
+    }
     assert ("over-budget" in over) is (staging_pages < 2)
 
 
@@ -225,8 +290,8 @@ def test_an_unaligned_prefix_runs_alone(beside: list[tuple[int, int]], says: str
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"cp": 0}, "cp is 0 and page_size 4: both are 1 or more"),
-        ({"page_size": 0}, "cp is 2 and page_size 0: both are 1 or more"),
+        ({"cp": 0}, "cp is 0: it is 1 or more"),
+        ({"page_size": 0}, "page_size is 0: it is 1 or more"),
         ({"prefix_lens": ints(4, -1)}, "prefix_lens of request 1 is -1: it is 0 or more"),
         ({"extend_lens": ints(-6, 15)}, "extend_lens of request 0 is -6: it is 0 or more"),
         ({"extend_lens": ints(6, 4)}, "extend_lens add up to 10 tokens; writer names 9"),

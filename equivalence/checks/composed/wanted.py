@@ -1,7 +1,7 @@
 """What every rank must hold of one step, layer by layer, in pieces that stay small."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from equivalence.case import Case
 from equivalence.windows import param
 from refimpl import batch as batches
 from refimpl import compose
-from refimpl.batch import Batch
+from refimpl.batch import Batch, Limits
 from refimpl.bits import as_int
 
 _PIECE_BYTES = 32 << 20
@@ -39,12 +39,12 @@ class Step:
     Attributes:
         batch: which pages it reads and writes.
         kinds: by name.
-        staging_pages: current pages that may be staged at most, or None.
+        limits: of admission and of staging.
     """
 
     batch: Batch
     kinds: Mapping[str, Kind]
-    staging_pages: int | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,9 +75,10 @@ def of_case(case: Case) -> Step:
             **{name: held[name] for name in batches.TENSORS},
             cp=int(param(case, "cp")),
             page_size=int(param(case, "page_size")),
+            pool_group=int(param(case, "pool_group")),
         ),
         kinds=kinds,
-        staging_pages=param(case, "staging_pages"),
+        limits=Limits(**{each.name: param(case, each.name) for each in fields(Limits)}),
     )
 
 

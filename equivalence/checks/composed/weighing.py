@@ -6,15 +6,14 @@ layer.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from equivalence.case import Case
 from equivalence.checks.composed import locations, pages, strayed, wanted
 from equivalence.checks.composed.wanted import Kind, Step
 from equivalence.tally import KEPT
 from equivalence.verdict import Coverage, Finding, Run, Stage, Status
-from equivalence.windows import param
 from refimpl import batch as batches
 from refimpl import refusals
 from refimpl.compose import compose_pages
@@ -35,9 +34,7 @@ def refused(case: Case) -> Iterator[Finding]:
         yield _invalid(why)
         return
     pools = next(iter(step.kinds.values())).pools
-    found = list(
-        refusals.problems(step.batch, pool_pages=pools.shape[2], staging_pages=step.staging_pages)
-    )
+    found = list(refusals.problems(step.batch, pool_pages=pools.shape[2], limits=step.limits))
     strange = [each for each in found if each.rule == "out-of-window"]
     told: Counter[str] = Counter()
     for problem in strange or found:
@@ -138,15 +135,17 @@ def reference(case: Case) -> "dict[str, Tensor]":
     """
     step = wanted.of_case(case)
     batch, made = step.batch, {}
+    given: dict[str, Any] = {name: case.inputs[name] for name in batches.TENSORS}
     for name, kind in step.kinds.items():
         dense = compose_pages(
             pools=kind.pools,
             rows=kind.rows,
-            **{n: case.inputs[n] for n in batches.TENSORS},
+            **given,
             cp=batch.cp,
             kind=name,
             page_size=batch.page_size,
-            staging_pages=param(case, "staging_pages"),
+            pool_group=batch.pool_group,
+            **asdict(step.limits),
         )
         dense = dense.view(case.inputs[f"{name}_pools"].dtype)
         made[f"{name}_pages"] = dense.expand(batch.cp, *dense.shape)

@@ -71,14 +71,17 @@ class Given:
         return min(pool.shape[2] for pool in self.pools.values())
 
 
-def read(tensors: Mapping[str, Tensor], *, cp: int, page_size: int, ranks: int) -> Given:
+def read(
+    tensors: Mapping[str, Tensor], *, ranks: int, cp: int, page_size: int, pool_group: int
+) -> Given:
     """The inputs by what they are.
 
     Args:
         tensors: by the names of the op.
+        ranks: how many run.
         cp: ranks of the batch.
         page_size: tokens a page.
-        ranks: how many run.
+        pool_group: pages that a row of the index pool stands for.
 
     Raises:
         UsageError: one is missing or unknown, or another number of ranks runs.
@@ -94,7 +97,8 @@ def read(tensors: Mapping[str, Tensor], *, cp: int, page_size: int, ranks: int) 
         raise UsageError(f"compose_pages has nothing to compose: {' or '.join(POOLS)} with rows")
     if cp != ranks:
         raise ValueError(f"the batch is one of {cp} ranks; {ranks} run")
-    step = Batch(**{name: tensors[name].cpu() for name in TENSORS}, cp=cp, page_size=page_size)
+    held = {name: tensors[name].cpu() for name in TENSORS}
+    step = Batch(**held, cp=cp, page_size=page_size, pool_group=pool_group)
     for kind in kinds:
         pools, rows = tensors[f"{kind}_pools"], tensors[f"{kind}_rows"]
         if (pools.dim(), rows.dim()) != (4, 3):

@@ -16,6 +16,7 @@ from equivalence.paths.ipc import moves
 from equivalence.paths.ipc.moves import Places, Read
 from refimpl import batch as batches
 from refimpl import refusals
+from refimpl.batch import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from refimpl.batch import Batch
 
 _KEPT = 64
+_FREE = Limits()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,14 +112,15 @@ class Plan:
         return moves.moved(self.staged, self.ranks)
 
 
-def capacity(batch: Batch, staging_pages: int | None = None) -> int:
-    """Staging rows that hold a current page: the limit, or enough for this batch.
+def capacity(batch: Batch, limits: Limits) -> int:
+    """Staging rows that hold a current page: as limits say, or enough for this batch.
 
-    Without a limit it is a power of two, so that batches of about one size share their memory.
+    Without limits it is a power of two, so that batches of about one size share their memory.
     """
-    if staging_pages is not None:
-        return staging_pages
-    return room(len(batches.current_slots(batch)))
+    if limits.staging_pages is not None:
+        return limits.staging_pages
+    asked = batches.limited_pages(limits, page_size=batch.page_size)
+    return room(len(batches.current_slots(batch))) if asked is None else asked
 
 
 def room(pages: int) -> int:
@@ -130,7 +133,7 @@ def build(
     *,
     rank: int,
     device: torch.device,
-    staging_pages: int | None = None,
+    limits: Limits = _FREE,
     hits: Sequence[bool] = (),
 ) -> Plan:
     """The plan of a batch that may be composed, see `refimpl.refusals.refuse`.
@@ -139,7 +142,7 @@ def build(
         batch: on the CPU.
         rank: whose plan.
         device: where the regions are.
-        staging_pages: staging rows that hold a current page; None for as many as it takes.
+        limits: of admission and of staging.
         hits: by layer, whether the prefix is gathered early.
     """
     now, page = batches.current_slots(batch), batch.slot_pages
@@ -154,7 +157,7 @@ def build(
         ranks=batch.cp,
         page_size=batch.page_size,
         slots=len(page),
-        capacity=capacity(batch, staging_pages),
+        capacity=capacity(batch, limits),
         own=(batch.writer == rank).nonzero()[:, 0],
         locations=batches.row_locations(batch),
         prefix=prefix,
@@ -183,15 +186,23 @@ def planner() -> Callable[..., Plan]:
     return latest(_planned, key=_content, most=_KEPT)
 
 
-def _planned(batch: Batch, *, pool_pages: int, **call: Any) -> Plan:  # noqa: ANN401 - as `build`
-    refusals.refuse(batch, pool_pages=pool_pages, staging_pages=call.get("staging_pages"))
-    return build(batch, **call)
+def _planned(
+    batch: Batch,
+    *,
+    pool_pages: int,
+    limits: Limits = _FREE,
+    **call: Any,  # noqa: ANN401 - as `build`
+) -> Plan:
+    refusals.refuse(batch, pool_pages=pool_pages, limits=limits)
+    return build(batch, limits=limits, **call)
 
 
 def _content(batch: Batch, **call: Any) -> str:  # noqa: ANN401 - as `_planned`
     """Everything that a batch says, as a digest, and what else is asked for."""
     sizes = [[name, *getattr(batch, name).shape] for name in batches.TENSORS]
-    told = json.dumps([batch.cp, batch.page_size, sizes, call], sort_keys=True, default=str)
+    told = json.dumps(
+        [batch.cp, batch.page_size, batch.pool_group, sizes, call], sort_keys=True, default=str
+    )
     return told + "".join(digest.of_tensor(getattr(batch, name)) for name in batches.TENSORS)
 
 

@@ -12,7 +12,6 @@ from equivalence.paths.ipc import plan as plans
 from equivalence.paths.ipc.moves import Places, Read
 from equivalence.paths.ipc.peers import Regions
 from refimpl import batch as batches
-from refimpl.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from equivalence.paths.ipc.peers import Peers
     from equivalence.paths.ipc.plan import Plan
     from equivalence.world.link import Link
+    from refimpl.batch import Batch
 
 _LEFT = 0x5A
 
@@ -38,15 +38,14 @@ def address_key(_: Fault, link: Link, batch: Batch, right: Plan, call: Mapping[s
         return right
     lengths = [len(tensor) for tensor in tensors]
     values = torch.split(held[1:].cpu().clone().view(torch.int32), lengths)
-    named = dict(zip(batches.TENSORS, values, strict=True))
-    first = Batch(**named, cp=batch.cp, page_size=batch.page_size)
-    return plans.of(first, **dict(call))
+    named: dict[str, Any] = dict(zip(batches.TENSORS, values, strict=True))
+    return plans.of(replace(batch, **named), **dict(call))
 
 
 def wrong_owner(_: Fault, __: Link, batch: Batch, ___: Plan, call: Mapping[str, Any]) -> Plan:
     """Prefix pages are looked for one rank further."""
     owner = torch.where(batch.owner >= 0, (batch.owner + 1) % batch.cp, batch.owner)
-    settings = {name: call[name] for name in ("rank", "device", "staging_pages", "hits")}
+    settings = {name: call[name] for name in ("rank", "device", "limits", "hits")}
     return plans.build(replace(batch, owner=owner), **settings)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from equivalence.errors import UsageError
 from equivalence.paths.ipc import exported, faulty, given, ways
 from equivalence.paths.ipc.peers import HALVES, Peers, Regions, parity
 from equivalence.paths.ipc.plan import room
-from refimpl.batch import NOTHING
+from refimpl.batch import NOTHING, Limits
 from refimpl.compose import KINDS
 
 if TYPE_CHECKING:
@@ -116,7 +116,10 @@ def prepare(
     way: str,
     cp: int,
     page_size: int = 64,
+    pool_group: int = 1,
     staging_pages: int | None = None,
+    max_tokens: int | None = None,
+    max_requests: int | None = None,
     turn: int = 0,
     fault: Mapping[str, Any] | None = None,
     hits: Sequence[Sequence[bool]] | None = None,
@@ -131,7 +134,10 @@ def prepare(
         way: a name in `ways.WAYS`.
         cp: as in the op, and the next ones.
         page_size: tokens a page.
+        pool_group: pages that a row of the index pool stands for.
         staging_pages: current pages that may be staged.
+        max_tokens: new tokens that are admitted.
+        max_requests: requests likewise.
         turn: as in `compose`.
         fault: a `faulty.Fault` as data, or None.
         hits: [rank][layer], whether prefetch gathers that prefix early; HITS when None.
@@ -146,15 +152,16 @@ def prepare(
         raise UsageError(f"no way named {way!r}: one of {', '.join(ways.WAYS)}")
     seams = faulty.seams(fault, link=link, way=way)
     tensors = seams.inputs({name: part for name, part in inputs.items() if part is not None})
-    settings = {"way": way, "cp": cp, "page_size": page_size, "staging_pages": staging_pages}
-    given.agree(link, tensors, settings | {"turn": turn})
-    taken = given.read(tensors, cp=cp, page_size=page_size, ranks=link.ranks)
+    limits = Limits(staging_pages=staging_pages, max_tokens=max_tokens, max_requests=max_requests)
+    sizes = {"cp": cp, "page_size": page_size, "pool_group": pool_group}
+    given.agree(link, tensors, {"way": way, "turn": turn, **sizes, **asdict(limits)})
+    taken = given.read(tensors, ranks=link.ranks, **sizes)
     plan = seams.plan(
         taken.batch,
         rank=link.rank,
         device=link.device,
         pool_pages=taken.pool_pages,
-        staging_pages=staging_pages,
+        limits=limits,
         hits=_row(hits or HITS, link.rank, taken.layers),
     )
     peer_memory = bool(link.agree(int(link.peer_memory)))

@@ -21,7 +21,7 @@ NAMES = ("slot_pages", "owner", "local_page", "writer", "prefix_lens", "extend_l
 
 def batch_of(case: Case) -> Batch:
     """The batch of a step."""
-    tensors = {name: case.inputs[name] for name in NAMES}
+    tensors: dict[str, Any] = {name: case.inputs[name] for name in NAMES}
     return Batch(**tensors, cp=int(str(case.params["cp"])), page_size=requests.PAGE_SIZE)
 
 

@@ -18,7 +18,7 @@ from equivalence.paths.ipc.ways import WAYS
 from equivalence.world.link import Link
 from equivalence.world.threads import Threads
 from refimpl import batch as batches
-from refimpl.batch import Batch
+from refimpl.batch import Batch, Limits
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def test_a_batch_that_comes_again_has_its_plan() -> None:
     others: list[dict[str, Any]] = [
         {"rank": 1},
         {"pool_pages": 21},
-        {"staging_pages": 1},
+        {"limits": Limits(staging_pages=1)},
         {"hits": [True]},
     ]
     assert all(of(held, two(3, 5), **other) is not first for other in others)
@@ -109,7 +109,9 @@ def test_room_is_the_power_of_two_that_is_enough(pages: int, rows: int) -> None:
 def test_capacity_is_the_limit_where_there_is_one() -> None:
     """Never the batch's own then."""
     batch = step([(0, 9)], cp=2).batch
-    assert (capacity(batch), capacity(batch, 7)) == (4, 7)
+    admitted = {"max_tokens": 9, "max_requests": 2}
+    known = [Limits(), Limits(staging_pages=7), Limits(**admitted)]
+    assert [capacity(batch, limits) for limits in known] == [4, 7, 3]
 
 
 def untouched(link: Link, **call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as a step's
