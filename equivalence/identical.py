@@ -1,6 +1,7 @@
 """Whether all ranks hold the same bits, whatever these should be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from equivalence import plain, ranks, wording
 from equivalence.checks.rows import hexadecimal
 from equivalence.errors import NotEquivalent, Undecided, UsageError
-from equivalence.replay import Outcome
+from equivalence.replay import Outcome, plain_of
 from equivalence.verdict import Evidence, Finding, Run, Stage, Status, Verdict
 from equivalence.wording import form
 
@@ -23,22 +24,20 @@ def assert_ranks_identical(outcomes: Sequence[Outcome]) -> None:
 
     Raises:
         NotEquivalent: two ranks differ; the message names ranks, output, place and both values.
-        Undecided: a rank failed, or no rank gave any output.
-        UsageError: there is no outcome at all.
+        Undecided: a rank failed, there is one rank alone, or no rank gave any value.
+        UsageError: these are no outcomes of ranks.
     """
     __tracebackhide__ = True
-    if not outcomes:
-        raise UsageError("no outcome of any rank was given: Pool.run returns one for each")
-    for outcome in outcomes:
-        if not isinstance(outcome, Outcome):
-            kind = type(outcome).__name__
-            raise UsageError(f"an outcome of a rank is what Pool.run returns, not {kind}")
+    outcomes = _plain(outcomes)
     failure = ranks.failure(outcomes)
     if failure is not None:
         message = f"ranks failed ({failure.rule}): {failure.message}"
         raise Undecided(message, _verdict(message, failure.rule, Status.UNDECIDED))
-    if not any(tensor.numel() for outcome in outcomes for tensor in outcome.outputs.values()):
-        message = f"{len(outcomes)} ranks gave no value: nothing was compared"
+    values = any(tensor.numel() for outcome in outcomes for tensor in outcome.outputs.values())
+    if not values or len(outcomes) == 1:
+        gave = "values, and no other rank is there" if values else "no value"
+        who = f"{len(outcomes)} rank{'' if len(outcomes) == 1 else 's'}"
+        message = f"{who} gave {gave}: nothing was compared"
         raise Undecided(message, _verdict(message, "not-compared", Status.UNDECIDED))
     found = {
         rank: difference
@@ -52,6 +51,33 @@ def assert_ranks_identical(outcomes: Sequence[Outcome]) -> None:
         )
         verdict = _verdict(message, "diverged", Status.DIFFERENT, output, evidence)
         raise NotEquivalent(message, verdict)
+
+
+def _plain(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes, whose outputs are plain tensors.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    if not isinstance(outcomes, Sequence):
+        kind = type(outcomes).__name__
+        raise UsageError(f"outcomes are a list of one a rank, as Pool.run returns it, not {kind}")
+    if not outcomes:
+        raise UsageError("no outcome of any rank was given: Pool.run returns one for each")
+    made = []
+    for rank, outcome in enumerate(outcomes):
+        if not isinstance(outcome, Outcome):
+            kind = type(outcome).__name__
+            raise UsageError(f"an outcome of a rank is what Pool.run returns, not {kind}")
+        outputs = {}
+        for name, tensor in outcome.outputs.items():
+            try:
+                outputs[name] = plain_of(tensor)
+            except (TypeError, AttributeError) as error:
+                told = f"{plain.line(name)} of rank {rank} cannot be read: {error}"
+                raise UsageError(told) from error
+        made.append(replace(outcome, outputs=outputs))
+    return made
 
 
 def _difference(
@@ -105,7 +131,9 @@ def _told(
 
 
 def _value(cell: Tensor) -> str:
-    """A cell in decimal."""
+    """A cell in decimal; two halves of a byte as that byte."""
+    if cell.dtype is torch.float4_e2m1fn_x2:
+        return str(cell.view(torch.uint8).item())
     narrow = cell.dtype.itemsize == 1 and cell.is_floating_point()
     return str((cell.to(torch.float32) if narrow else cell).item())
 

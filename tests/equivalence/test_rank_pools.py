@@ -21,10 +21,9 @@ def outcomes(*outputs: Mapping[str, Tensor]) -> list[Outcome]:
 
 
 def test_equal_bits_of_all_ranks_pass() -> None:
-    """Also NaN, which equals nothing, and a single rank."""
+    """Also NaN, which equals nothing."""
     x = torch.tensor([[1.0, float("nan")], [-0.0, 3.0]])
     assert_ranks_identical(outcomes({"x": x, "y": x.int()}, {"y": x.int(), "x": x.t().clone().t()}))
-    assert_ranks_identical(outcomes({"x": x}))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +48,11 @@ def test_equal_bits_of_all_ranks_pass() -> None:
             {"x": torch.ones((), dtype=torch.bool)},
             {"x": torch.zeros((), dtype=torch.bool)},
             "x[]: rank 0 holds True (01) and rank 2 holds False (00); 1 of 1 cells differ",
+        ),
+        (
+            {"x": torch.tensor([0x12], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)},
+            {"x": torch.tensor([0x21], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)},
+            "x[0]: rank 0 holds 18 (12) and rank 2 holds 33 (21); 1 of 1 cells differ",
         ),
         (
             {"x": torch.tensor(-2, dtype=torch.int8)},
@@ -116,6 +120,47 @@ def test_nothing_compared_is_not_equal(output: Mapping[str, Tensor]) -> None:
         assert_ranks_identical(outcomes(output, output))
     with pytest.raises(UsageError, match="no outcome of any rank was given"):
         assert_ranks_identical([])
+
+
+def test_one_rank_is_compared_with_nothing() -> None:
+    """Whatever it holds."""
+    says = "^1 rank gave values, and no other rank is there: nothing was compared$"
+    with pytest.raises(Undecided, match=says):
+        assert_ranks_identical(outcomes({"x": torch.ones(3)}))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (iter(()), "outcomes are a list of one a rank, as Pool.run returns it, not tuple_iterator"),
+        (Outcome(), "outcomes are a list of one a rank, as Pool.run returns it, not Outcome"),
+        (
+            outcomes({"x": torch.eye(2).to_sparse()}, {"x": torch.eye(2)}),
+            "x of rank 0 cannot be read: a torch.sparse_coo tensor on cpu holds no plain values",
+        ),
+        (
+            outcomes({"x": torch.eye(2)}, {"x": torch.eye(2, device="meta")}),
+            "x of rank 1 cannot be read: a torch.strided tensor on meta holds no plain values",
+        ),
+        (
+            outcomes({"x": [1]}),  # type: ignore[dict-item]
+            "x of rank 0 cannot be read: 'list' object has no attribute 'layout'",
+        ),
+    ],
+)
+def test_what_is_no_outcome_of_ranks_is_refused(given: list[Outcome], says: str) -> None:
+    """In one sentence."""
+    with pytest.raises(UsageError) as caught:
+        assert_ranks_identical(given)
+    assert str(caught.value) == says
+
+
+def test_lazy_signs_are_values() -> None:
+    """Conjugates and negatives are compared by what they say."""
+    x = torch.tensor([1 + 2j])
+    assert_ranks_identical(outcomes({"x": x.conj()}, {"x": torch.tensor([1 - 2j])}))
+    negative = x.conj().imag
+    assert_ranks_identical(outcomes({"x": negative}, {"x": torch.tensor([-2.0])}))
 
 
 def test_the_function_is_public() -> None:

@@ -18,7 +18,7 @@ from equivalence.checks.composed import wanted, weighing
 from equivalence.checks.composed.known import Pages, key_of, rows_in
 from equivalence.compose import judging
 from equivalence.drawn.compose import SHAPES
-from equivalence.errors import InvalidCase, UsageError
+from equivalence.errors import InvalidCase, Undecided, UsageError
 from equivalence.judge import assert_equivalent, check
 from equivalence.paths.ipc.candidate import RanksFailed
 from equivalence.planted import compose as planted
@@ -73,7 +73,7 @@ def changed(case: Case, name: str, at: int, value: int) -> Case:
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_reference_is_equal(shape: str, *, fp8: bool) -> None:
-    """Pages are counted for each rank, layer, kind and slot, and every stage has power."""
+    """Pages are counted for each rank, layer, kind and slot, and those of each kind have power."""
     case = generate.compose_pages(3, shape=shape, fp8=fp8)
     verdict = assert_equivalent(case, one_process)
     pages = 4 * 3 * len(case.inputs["slot_pages"])
@@ -83,7 +83,8 @@ def test_the_reference_is_equal(shape: str, *, fp8: bool) -> None:
         "index_pages": pages,
         "row_locations": 4,
     }
-    assert all(stage.power for stage in verdict.stages.values())
+    power = {name: stage.power for name, stage in verdict.stages.items()}
+    assert power == {"token_pages": True, "index_pages": True, "row_locations": False}
     assert as_text.summary([verdict]) == (
         f"1 case, 4 rows, {2 * pages} pages: all equal; 0 undecided"
     )
@@ -300,6 +301,18 @@ def test_a_kind_that_was_left_out_is_not_equal() -> None:
         Status.UNDECIDED,
         {("index_pages", "not-compared"), ("row_locations", "not-compared")},
     )
+
+
+def test_zeros_alone_have_no_power() -> None:
+    """A rank that composes nothing holds them too; right locations do not clear it."""
+    case = generate.compose_pages(3)
+    zeros = {
+        f"{kind}_{what}": torch.zeros_like(case.inputs[f"{kind}_{what}"])
+        for kind in ("token", "index")
+        for what in ("pools", "rows")
+    }
+    with pytest.raises(Undecided, match="no power"):
+        assert_equivalent(with_inputs(case, **zeros), one_process)
 
 
 def test_nothing_to_move_has_no_power() -> None:
