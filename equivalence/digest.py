@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-import torch
 import xxhash
 from torch import Tensor
 
-from refimpl.bits import as_int
+from equivalence import layout
 
 
 def of_bytes(data: bytes | memoryview) -> str:
@@ -40,5 +39,5 @@ class Rows:
 
 def _flat(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in row-major order."""
-    data = as_int(tensor).contiguous().cpu().reshape(-1)
-    return memoryview(data.view(torch.uint8).numpy().data) if data.numel() else memoryview(b"")
+    flat = layout.flat_bytes(tensor).cpu()
+    return memoryview(flat.numpy().data) if flat.numel() else memoryview(b"")

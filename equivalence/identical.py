@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equivalence import plain, ranks, wording
+from equivalence import layout, plain, ranks, wording
 from equivalence.checks.rows import hexadecimal
 from equivalence.errors import NotEquivalent, Undecided, UsageError
 from equivalence.replay import Outcome, plain_of
@@ -101,7 +101,7 @@ def _difference(
 
 def _differing(want: Tensor, got: Tensor) -> Tensor | None:
     """Which cells differ in bits, of the tensor's shape; None where none does."""
-    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (want, got))
+    a, b = layout.flat_bytes(want), layout.flat_bytes(got)
     if torch.equal(a, b):
         return None
     cells = (a != b).view(-1, want.dtype.itemsize).any(1)

@@ -87,6 +87,13 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor in a row, without a copy where they lie so."""
+    flat = as_bytes(tensor.detach()).contiguous().flatten()
+    # One cell is contiguous whatever its stride says.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+
+
 def clone(tensor: Tensor) -> Tensor:
     """A copy with the same strides, or packed where the tensor's own cells overlap."""
     cells = as_bytes(tensor)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivalence import layout
+from equivalence import digest, layout
 from equivalence.errors import InvalidCase
 
 
@@ -56,3 +56,13 @@ def test_a_clone_keeps_strides_unless_cells_overlap() -> None:
     assert layout.clone(values.t()).stride() == (1, 4)
     assert torch.equal(layout.clone(values.t()), values.t())
     assert layout.clone(values[:1].expand(3, 4)).stride() == (4, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int32, torch.complex64])
+def test_bytes_in_a_row_are_those_of_any_strides(dtype: torch.dtype) -> None:
+    """One cell and none too, which are contiguous whatever their strides say."""
+    cells = torch.arange(12).view(3, 4).to(dtype)
+    for part in (cells, cells.t(), cells[:, ::2], cells[1:2, ::9], cells[:0, ::2], cells[1, 2]):
+        plain = part.clone(memory_format=torch.contiguous_format).flatten()
+        assert torch.equal(layout.flat_bytes(part), plain.view(torch.uint8))
+        assert digest.of_tensor(part) == digest.of_tensor(plain)

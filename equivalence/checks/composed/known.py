@@ -12,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from equivalence import poisons
+from equivalence import layout, poisons
 from equivalence.checks.composed import wanted
 from equivalence.checks.composed.wanted import Kind, Step
 from refimpl import batch as batches
@@ -233,7 +233,7 @@ class Known:
 
 def bytes_of(tensor: Tensor) -> Bytes:
     """The bytes of a tensor, in a row."""
-    flat: Bytes = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy()
+    flat: Bytes = layout.flat_bytes(tensor).cpu().numpy()
     return flat
 
 

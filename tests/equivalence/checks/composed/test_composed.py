@@ -303,6 +303,33 @@ def test_a_kind_that_was_left_out_is_not_equal() -> None:
     )
 
 
+def test_locations_of_any_strides_are_judged() -> None:
+    """A single one, wrong on one rank, between others."""
+    case = generate.compose_pages(3, shape="cold")
+    one = with_inputs(
+        case,
+        slot_pages=case.inputs["slot_pages"][:1],
+        writer=case.inputs["writer"][:1],
+        prefix_lens=torch.zeros(1, dtype=torch.int32),
+        extend_lens=torch.ones(1, dtype=torch.int32),
+        token_rows=case.inputs["token_rows"][:, :1],
+        index_rows=case.inputs["index_rows"][:, :1],
+    )
+
+    def strided(**call: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as the op
+        outputs = one_process(**call)
+        wide = torch.zeros(4, 2, dtype=torch.int32)
+        wide[2] = 5
+        return {**outputs, "row_locations": wide[:, :1]}
+
+    verdict = check(one, strided)
+    assert verdict.status is Status.DIFFERENT
+    assert {(found.stage, found.rule) for found in verdict.findings} == {
+        ("row_locations", "out-of-window"),
+        ("row_locations", "diverged"),
+    }
+
+
 def test_zeros_alone_have_no_power() -> None:
     """A rank that composes nothing holds them too; right locations do not clear it."""
     case = generate.compose_pages(3)
