@@ -196,7 +196,12 @@ _GIVEN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PO
     [
         ({"RANK": None}, "RANK is not set: ranks that join are started by torchrun"),
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "2 of 4 ranks are on this machine"),
-        ({"RANK": "x"}, "no store at localhost:1: "),
+        ({"RANK": "x"}, "RANK is 'x': it is a number from 0 to 0"),
+        ({"RANK": "-1"}, "RANK is '-1': it is a number from 0 to 0"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is '2': it is a number from 0 to 1"),
+        ({"WORLD_SIZE": "99"}, "WORLD_SIZE is '99': it is a number from 1 to 64"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0': it is a number from 1 to 64"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000': it is a number from 1 to 65535"),
     ],
 )
 def test_an_environment_of_no_rank_is_refused(
@@ -211,3 +216,13 @@ def test_an_environment_of_no_rank_is_refused(
     with pytest.raises(UsageError) as caught, ranks.joined():
         pass
     assert str(caught.value).startswith(told)
+
+
+def test_a_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the store said."""
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, value in (_GIVEN | {"MASTER_PORT": port}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UsageError, match=f"no store at localhost:{port}: "), ranks.joined():
+            pass
