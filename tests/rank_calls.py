@@ -36,6 +36,12 @@ def numbers(link: Link, *, x: Tensor, add: int = 0) -> dict[str, Tensor]:
     }
 
 
+def odd_bools(link: Link, *, x: Tensor) -> dict[str, Tensor]:
+    """The bytes of bools that came in, and bools of the byte 1 + rank."""
+    made = torch.tensor([1 + link.rank], dtype=torch.uint8)
+    return {"bytes": x.view(torch.uint8).clone(), "made": made.view(torch.bool)}
+
+
 def pids(link: Link) -> Tensor:
     """The process of a rank."""
     return torch.tensor([os.getpid() + 0 * link.rank])

@@ -14,8 +14,8 @@ import pytest
 import rank_calls
 import torch
 
-from equivalence import ranks
-from equivalence.errors import UsageError
+from equivalence import assert_ranks_identical, ranks
+from equivalence.errors import NotEquivalent, UsageError
 from equivalence.ranks import Pool
 from equivalence.replay import Outcome
 from equivalence.world import launch, parcel, reports, segment, silence, wire
@@ -255,6 +255,16 @@ def test_the_first_that_waited_in_vain_speaks_for_all() -> None:
     }
     lost = Outcome(rule="timeout", message="rank 1 was silent", rank=1)
     assert reports.told(away, 3, made=lambda _: Outcome()) == [lost] * 3
+
+
+def test_bools_are_handed_over_byte_for_byte(four: Pool) -> None:
+    """To ranks and from them: one that differs in a byte that is true either way is found."""
+    given = torch.tensor([0, 1, 2, 255], dtype=torch.uint8)
+    outcomes = four.run(rank_calls.odd_bools, inputs={"x": given.view(torch.bool)})
+    assert outputs(outcomes, "bytes") == [given.tolist()] * 4
+    assert [int(each.outputs["made"].view(torch.uint8)) for each in outcomes] == [1, 2, 3, 4]
+    with pytest.raises(NotEquivalent):
+        assert_ranks_identical(outcomes)
 
 
 def test_threads_take_turns_on_a_pool(four: Pool) -> None:
