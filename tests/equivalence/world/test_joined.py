@@ -21,6 +21,7 @@ from equivalence.replay import Outcome
 from equivalence.world import joined, meeting, processes
 from equivalence.world.transport import Released
 
+pytestmark = pytest.mark.xdist_group("ranks")
 ROOT = Path(__file__).parents[3]
 _NOBODY = 1 << 22
 """No process has this number: Linux counts up to it."""
