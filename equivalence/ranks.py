@@ -17,10 +17,8 @@ from equivalence.world import forked, launch, meeting, silence
 from equivalence.world import joined as others
 from equivalence.world import transport as transports
 
-TIMEOUT = 30.0
-"""Seconds that a rank may be silent or keep others waiting, unless told otherwise."""
-
-MOST = 64
+TIMEOUT = transports.TIMEOUT
+MOST = transports.MOST
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 

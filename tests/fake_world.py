@@ -61,7 +61,6 @@ def world(together: Together, rank: int, ranks: int, *, device: str | None = Non
         ranks=ranks,
         device=device,
         timeout=TIMEOUT_S,
-        tag="equivalence-test",
         share=share,
         barrier=lambda ready: None if ready is None else together.wait(ready),
         all_reduce=all_reduce,

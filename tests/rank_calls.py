@@ -36,6 +36,12 @@ def numbers(link: Link, *, x: Tensor, add: int = 0) -> dict[str, Tensor]:
     }
 
 
+def odd_bools(link: Link, *, x: Tensor) -> dict[str, Tensor]:
+    """The bytes of bools that came in, and bools of the byte 1 + rank."""
+    made = torch.tensor([1 + link.rank], dtype=torch.uint8)
+    return {"bytes": x.view(torch.uint8).clone(), "made": made.view(torch.bool)}
+
+
 def pids(link: Link) -> Tensor:
     """The process of a rank."""
     return torch.tensor([os.getpid() + 0 * link.rank])
@@ -178,18 +184,18 @@ def exports_too_much(link: Link) -> None:
     link.export("all", (1 << 50,))
 
 
-def dies_with_a_name(link: Link, *, rank: int) -> None:
-    """A rank is killed while its memory has a name."""
+def dies_with_memory(link: Link, *, rank: int) -> None:
+    """A rank is killed before the others have opened its memory."""
     made = segment.create
 
-    def create(size: int, *, tag: str) -> object:
-        found = made(size, tag=tag)
+    def create(size: int) -> int:
+        found = made(size)
         if link.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    segment.create = create  # type: ignore[assignment]
-    link.export("named", (8,))
+    segment.create = create
+    link.export("own", (8,))
 
 
 def raises_while_others_wait(link: Link) -> None:
@@ -224,16 +230,17 @@ def device_of(link: Link) -> Tensor:
 
 
 def mode(link: Link) -> Tensor:
-    """The mode of exported memory while it has a name, and the names of open descriptors."""
+    """The mode of exported memory, and how many names it has."""
     seen = []
     made = segment.create
 
-    def create(size: int, *, tag: str) -> tuple[object, int]:
-        path, handle = made(size, tag=tag)
-        seen.append(path.stat().st_mode & 0o7777)
-        return path, handle
+    def create(size: int) -> int:
+        handle = made(size)
+        found = os.fstat(handle)
+        seen.append([found.st_mode & 0o7777, found.st_nlink])
+        return handle
 
-    segment.create = create  # type: ignore[assignment]
+    segment.create = create
     link.export("mode", (8,))
     segment.create = made
     return torch.tensor(seen)

@@ -28,8 +28,6 @@ def run(
     *,
     inputs: Mapping[str, Tensor],
     settings: Mapping[str, Any],
-    tag: str,
-    named: bool = False,
 ) -> tuple[dict[str, Any], int | None]:
     """Call a function as a rank; never raises.
 
@@ -38,8 +36,6 @@ def run(
         link: of this rank.
         inputs: by name.
         settings: JSON values by name.
-        tag: of the world.
-        named: whether the outputs' memory keeps its name, as `parcel.pack` says.
 
     Returns:
         a report: `layout` of outputs and `paths`, else `rule` and `message`, and `released` where
@@ -48,7 +44,7 @@ def run(
     """
     try:
         made, left = outputs(function, link, inputs=inputs, settings=settings)
-        layout, handle = parcel.pack(made, tag=tag, named=named)
+        layout, handle = parcel.pack(made)
     # Whatever a function raises is its outcome: sys.exit(0) too, or the rank would end well.
     except BaseException as error:  # noqa: BLE001 - for that reason
         return failure(error), None

@@ -7,11 +7,10 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from equivalence.errors import UsageError
 from equivalence.world import call, collectives, naming, parcel, side, silence, transport, wire
@@ -34,8 +33,17 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def live(place: Place, control: Control, launcher: socket.socket) -> None:
-    """Run functions until the launcher closes the connection."""
+def live(place: Place, control: Control, launcher: socket.socket, store: int) -> None:
+    """Run functions until the launcher closes the connection.
+
+    Args:
+        place: who this rank is.
+        control: of the world.
+        launcher: the connection to it.
+        store: the descriptor of an empty file by which process groups find each other.
+    """
+    # A file without a name is opened through the descriptor.
+    file = f"/proc/self/fd/{store}"
     os.environ[VARIABLE] = str(place.rank)
     # What users gave for the network is for other worlds: ranks of one machine use its loopback.
     os.environ[collectives.INTERFACE] = "lo"
@@ -44,7 +52,7 @@ def live(place: Place, control: Control, launcher: socket.socket) -> None:
         place,
         control,
         share=partial(_share, launcher, control, place.rank),
-        store=lambda name: FileStore(str(Path(place.folder) / name), place.ranks),
+        store=lambda name: PrefixStore(name, FileStore(file, place.ranks)),
     )
     made = cache(lambda: transport.link(place.transport, world))
     try:
@@ -87,7 +95,7 @@ def _run(
         _together(launcher, control, place.rank)
     except BaseException as error:  # noqa: BLE001 - a transport that cannot be made is an outcome
         return call.failure(error), None
-    return call.run(function, link, inputs=inputs, settings=message["settings"], tag=place.tag)
+    return call.run(function, link, inputs=inputs, settings=message["settings"])
 
 
 def _together(launcher: socket.socket, control: Control, rank: int) -> None:

@@ -44,16 +44,18 @@ def run(
     try:
         with meeting.answered():
             shared = _begun(member, {"function": name, "settings": told}, timeout=timeout)
-            own = {key: tensor.detach().cpu().clone() for key, tensor in inputs.items()}
-            report, handle = call.run(
-                function, shared.link, inputs=own, settings=told, tag=shared.place.tag, named=True
-            )
-            if handle is not None:
+            own = {key: parcel.copied(tensor) for key, tensor in inputs.items()}
+            report, handle = call.run(function, shared.link, inputs=own, settings=told)
+            if handle is None:
+                return _outcomes(member, shared, report)
+            try:
+                report["layout"]["place"] = segment.place(handle)
+                return _outcomes(member, shared, report)
+            finally:
                 os.close(handle)
-            return _outcomes(member, shared, report)
     # A world that cannot be made, and ranks that do not come: all is lost.
     except (RuntimeError, MemoryError) as error:
-        member.lost = _lost(error)
+        member.lost = _lost(member, error)
         close(member, failed=True)
         return [member.lost] * member.ranks
 
@@ -85,7 +87,6 @@ def close(member: meeting.Member, *, failed: bool = False) -> None:
     if shared is not None:
         cells.end(shared.control)
         shared.close(failed)
-        segment.sweep(shared.place.tag)
 
 
 def leave(member: meeting.Member) -> None:
@@ -117,10 +118,13 @@ def _begun(member: meeting.Member, told: dict[str, Any], *, timeout: float) -> m
     return shared
 
 
-def _lost(error: Exception) -> Outcome:
+def _lost(member: meeting.Member, error: Exception) -> Outcome:
     """The outcome of this run and of all later ones."""
     if isinstance(error, Released):
-        return Outcome(rule="timeout", message="another rank has left")
+        ended = meeting.doubt(member)
+        if ended is None:
+            return Outcome(rule="timeout", message="another rank has left")
+        error = ended
     report = call.failure(error)
     return Outcome(rule=report["rule"], message=report["message"], rank=report.get("rank"))
 
@@ -149,43 +153,39 @@ def _outcomes(
         Gone: it has ended before.
     """
     control, rank = shared.control, member.rank
-    layout = report.get("layout", {})
     if "rule" in report:
         report["where"] = silence.where(control, rank)
         cells.end(control)
     cells.finished(control, rank)
     turn = next(member.serial)
     heard: dict[int, dict[str, Any]] = {}
-    try:
-        shared.store.set(f"report/{turn}/{rank}", json.dumps(report))
-        while len(heard) < member.ranks:
-            # Asked first: who is gone by then has told all that it ever tells.
-            gone = processes.ended(member.watched)
-            for each in set(range(member.ranks)) - set(heard):
-                if shared.store.check([f"report/{turn}/{each}"]):
-                    heard[each] = json.loads(shared.store.get(f"report/{turn}/{each}"))
-            lost = set(gone) - set(heard)
-            if lost and "released" in report:
-                raise Released
-            meeting.absent(lost)
-            # Whoever waits in vain says so itself, a moment before.
-            limit = member.timeout + _MARGIN
-            accused = silence.found(control, timeout=limit, ended=False)
-            if accused is not None:
-                own = report["message"] if report.get("rule") == "timeout" else ""
-                raise Silent(own or accused[1], rank=accused[0])
-            time.sleep(_PAUSE)
-        outcomes = reports.told(
-            dict(sorted(heard.items())),
-            member.ranks,
-            made=lambda rank: reports.outcome(heard[rank], None),
-        )
-        shared.store.set(f"taken/{turn}/{rank}", "")
-        meeting.wait_for(
-            member, shared.store, {each: f"taken/{turn}/{each}" for each in range(member.ranks)}
-        )
-    finally:
-        parcel.discard(layout)
+    shared.store.set(f"report/{turn}/{rank}", json.dumps(report))
+    while len(heard) < member.ranks:
+        # Asked first: who is gone by then has told all that it ever tells.
+        gone = processes.ended(member.watched)
+        for each in set(range(member.ranks)) - set(heard):
+            if shared.store.check([f"report/{turn}/{each}"]):
+                heard[each] = json.loads(shared.store.get(f"report/{turn}/{each}"))
+        lost = set(gone) - set(heard)
+        if lost and "released" in report:
+            raise Released
+        meeting.absent(lost)
+        # Whoever waits in vain says so itself, a moment before.
+        limit = member.timeout + _MARGIN
+        accused = silence.found(control, timeout=limit, ended=False)
+        if accused is not None:
+            own = report["message"] if report.get("rule") == "timeout" else ""
+            raise Silent(own or accused[1], rank=accused[0])
+        time.sleep(_PAUSE)
+    outcomes = reports.told(
+        dict(sorted(heard.items())),
+        member.ranks,
+        made=lambda rank: reports.outcome(heard[rank], None),
+    )
+    shared.store.set(f"taken/{turn}/{rank}", "")
+    meeting.wait_for(
+        member, shared.store, {each: f"taken/{turn}/{each}" for each in range(member.ranks)}
+    )
     if any("rule" in each for each in heard.values()):
         close(member, failed=True)
     return outcomes

@@ -124,7 +124,7 @@ def run(
 
 
 def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int] | None:
-    """End all ranks and remove what they left; the next run has fresh ones.
+    """End all ranks; the next run has fresh ones.
 
     Returns:
         how each rank ended, nothing of those that did not in time; None where the host had died.
@@ -136,10 +136,7 @@ def end(launcher: Launcher, *, grace: float = _GRACE) -> dict[int, int] | None:
     cells.end(living.control)
     for link in living.links:
         link.close()
-    try:
-        answer = _ask(launcher, {"end": grace}, limit=grace + _ENDING)
-    finally:
-        segment.clean(living.place.tag)
+    answer = _ask(launcher, {"end": grace}, limit=grace + _ENDING)
     told = answer.get("statuses", {})
     return None if died else {int(rank): status for rank, status in told.items()}
 
@@ -164,10 +161,12 @@ def _run(
         raise UsageError("this pool of ranks is closed: run functions inside its with block")
     try:
         living = _ready(launcher, preload=where["module"])
-        layout, handle = parcel.pack(inputs, tag=living.place.tag)
+        layout, handle = parcel.pack(inputs)
     except MemoryError as error:
         failed = Outcome(rule="out-of-memory", message=str(error))
         return [failed] * launcher.ranks
+    except OSError as error:
+        raise UsageError(f"{launcher.ranks} ranks cannot be started: {error.strerror}") from None
     message = {"function": where, "settings": settings, "inputs": layout, "path": _paths()}
     try:
         for rank in range(launcher.ranks):
@@ -207,15 +206,15 @@ def _fork(launcher: Launcher, preload: str) -> Living:
     if _died(launcher):
         _dismiss(launcher)
         start(launcher)
-    tag = segment.fresh_tag()
     size = cells.size(launcher.ranks)
     # What is closed where this fails, and what is closed in any case.
     with ExitStack() as kept, ExitStack() as passed:
-        kept.callback(segment.clean, tag)
-        memory = segment.nameless(size, tag=tag)
-        passed.callback(os.close, memory)
-        control = cells.over(memoryview(segment.memory(os.dup(memory), size)), launcher.ranks)
-        links, handles = [], [memory]
+        handles = [segment.create(size)]
+        passed.callback(os.close, handles[0])
+        handles.append(segment.empty())
+        passed.callback(os.close, handles[1])
+        control = cells.over(memoryview(segment.memory(os.dup(handles[0]), size)), launcher.ranks)
+        links = []
         for _ in range(launcher.ranks):
             ours, theirs = socket.socketpair()
             links.append(kept.enter_context(ours))
@@ -226,8 +225,6 @@ def _fork(launcher: Launcher, preload: str) -> Living:
             transport=launcher.transport,
             device=launcher.device,
             timeout=launcher.timeout,
-            tag=tag,
-            folder=segment.folder(tag),
         )
         answer = _ask(launcher, {"fork": asdict(place), "preload": preload}, handles)
         if "forked" not in answer:

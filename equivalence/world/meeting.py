@@ -1,18 +1,19 @@
 """Where ranks that others started find each other: the store of their environment."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from equivalence import plain, wording
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
@@ -27,6 +28,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = 1800.0
 """Seconds that ranks wait for one which does something alone between two runs."""
 _PAUSE = 0.002
+_PORTS = 65535
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,14 +93,16 @@ def store(environment: Mapping[str, str], *, timeout: float) -> tuple[Store, int
             f"{missing[0]} is not set: ranks that join are started by torchrun "
             "(--standalone --nproc-per-node N), others by ranks.start"
         )
-    here = environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])
+    ranks = _number(environment, "WORLD_SIZE", 1, transport.MOST)
+    rank = _number(environment, "RANK", 0, ranks - 1)
+    _number(environment, "MASTER_PORT", 1, _PORTS)
+    here = environment.get("LOCAL_WORLD_SIZE", str(ranks))
     if here != environment["WORLD_SIZE"]:
         raise UsageError(
-            f"{here} of {environment['WORLD_SIZE']} ranks are on this machine: "
-            "all are on one, since they share memory"
+            f"{here} of {ranks} ranks are on this machine: all are on one, since they share memory"
         )
     try:
-        found, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        found, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
         processes.tell(found, rank)
     except (ValueError, RuntimeError) as error:
         told = str(error).splitlines()[0]
@@ -132,30 +136,26 @@ def world(member: Member) -> Shared:
     # Who has met before may come from what it did alone.
     limit = PATIENCE if member.watched else member.timeout
     own = PrefixStore(f"equivalence/world/{next(member.serial)}", member.store)
-    size, path = cells.size(member.ranks), None
+    size = cells.size(member.ranks)
+    if not member.rank:
+        handle = segment.create(size)
+        own.set("control", json.dumps(segment.place(handle)))
+    else:
+        wait_for(member, own, {0: "control"}, limit=limit)
+        handle = segment.attach(json.loads(own.get("control")), size)
     try:
-        if not member.rank:
-            tag = segment.fresh_tag()
-            path, handle = segment.create(size, tag=tag)
-            own.set("control", json.dumps({"tag": tag, "path": str(path)}))
-        else:
-            wait_for(member, own, {0: "control"}, limit=limit)
-            found = json.loads(own.get("control"))
-            tag, handle = found["tag"], segment.attach(Path(found["path"]), size)
-        control = cells.over(memoryview(segment.memory(handle, size)), member.ranks)
+        control = cells.over(memoryview(segment.memory(os.dup(handle), size)), member.ranks)
         own.set(f"mapped/{member.rank}", "")
         mapped = {rank: f"mapped/{rank}" for rank in range(member.ranks)}
         wait_for(member, own, mapped, limit=limit)
     finally:
-        if path is not None:
-            segment.release(path)
+        os.close(handle)
     place = Place(
         rank=member.rank,
         ranks=member.ranks,
         transport=member.transport,
         device=member.device,
         timeout=member.timeout,
-        tag=tag,
     )
 
     if not member.watched:
@@ -172,14 +172,13 @@ def world(member: Member) -> Shared:
         store=lambda name: PrefixStore(name, own),
         limit=lambda: member.timeout,
         accuse=lambda: silence.accused(control, timeout=member.timeout),
-        doubt=lambda: _doubt(member),
+        doubt=lambda: doubt(member),
     )
     try:
         link = transport.link(member.transport, world)
     except BaseException:
         cells.end(control)
         end(True)  # noqa: FBT003 - ranks failed
-        segment.sweep(tag)
         raise
     return Shared(store=own, control=control, place=place, link=link, share=share, close=end)
 
@@ -209,7 +208,7 @@ def wait_for(
             return
         absent(rank for rank in missing if rank in gone)
         if time.monotonic() > deadline:
-            said = f"{silence.named(missing)} did not join within {limit:g} s"
+            said = f"{wording.ranks(missing)} did not join within {limit:g} s"
             raise Silent(said, rank=missing[0])
         time.sleep(_PAUSE)
 
@@ -222,6 +221,25 @@ def absent(gone: Iterable[int]) -> None:
     """
     if ranks := sorted(gone):
         raise _ended(ranks)
+
+
+def doubt(member: Member) -> Gone | None:
+    """What to raise in a wait for every rank, where one has ended."""
+    gone = processes.ended(member.watched)
+    return _ended(gone) if gone else None
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int) -> int:
+    """A variable of the environment as a number.
+
+    Raises:
+        UsageError: it is none, or out of bounds.
+    """
+    said = environment[name]
+    if not said.isdecimal() or not least <= int(said) <= most:
+        what = plain.line(repr(said))
+        raise UsageError(f"{name} is {what}: it is a number from {least} to {most}")
+    return int(said)
 
 
 def _share(
@@ -243,7 +261,7 @@ def _share(
         timeout=member.timeout,
         ready=cells.everybody(control, rank, cells.EXCHANGE, number),
         accuse=lambda: silence.accused(control, timeout=member.timeout),
-        doubt=lambda: _doubt(member),
+        doubt=lambda: doubt(member),
     )
     cells.running(control, rank)
     said = [json.loads(store.get(f"share/{number}/{each}")) for each in range(member.ranks)]
@@ -256,13 +274,7 @@ def _share(
     return [other["payload"] for other in said]
 
 
-def _doubt(member: Member) -> Gone | None:
-    """What to raise in a wait for every rank, where one has ended."""
-    gone = processes.ended(member.watched)
-    return _ended(gone) if gone else None
-
-
 def _ended(ranks: Sequence[int]) -> Gone:
     has = "has" if len(ranks) == 1 else "have"
-    said = f"{silence.named(ranks)} {has} ended while others waited"
+    said = f"{wording.ranks(ranks)} {has} ended while others waited"
     return Gone(said, rank=ranks[0])

@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,15 +24,11 @@ _NAMES = (
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in _NAMES if hasattr(torch, n)}
 
 
-def pack(
-    tensors: Mapping[str, Tensor], *, tag: str, named: bool = False
-) -> tuple[dict[str, Any], int | None]:
+def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], int | None]:
     """Copy tensors into a segment.
 
     Args:
         tensors: by name, of any strides and device.
-        tag: of the world.
-        named: whether the segment keeps its name, which is told as "path", for `discard`.
 
     Returns:
         what `unpack` needs, as JSON, and a file descriptor; None where there is no byte.
@@ -52,19 +47,14 @@ def pack(
     layout: dict[str, Any] = {"parts": parts, "size": end}
     if not end:
         return layout, None
-    path, handle = segment.create(end, tag=tag)
+    handle = segment.create(end)
     with ExitStack() as stack:
         stack.callback(os.close, handle)
-        stack.callback(segment.release, path)
         # A second descriptor is mapped here, so that the first can be handed over.
         room = segment.mapped(os.dup(handle), end)
         for part, tensor in zip(parts, tensors.values(), strict=True):
-            _place(room, part).copy_(tensor)
+            _plain(_place(room, part)).copy_(_plain(tensor))
         stack.pop_all()
-    if named:
-        layout["path"] = str(path)
-    else:
-        segment.release(path)
     return layout, handle
 
 
@@ -75,14 +65,15 @@ def unpack(
 
     Args:
         layout: as `pack` said.
-        handle: as `pack` gave; closed here. None where the segment has a name or no byte.
+        handle: as `pack` gave; closed here. None where there is no byte, or the layout says under
+            "place" where the segment is.
         private: whether what is written into them stays in this process.
 
     Raises:
         UsageError: the memory is missing, or what is said of it cannot be.
     """
-    if handle is None and "path" in layout:
-        handle = segment.attach(Path(layout["path"]), layout["size"])
+    if handle is None and "place" in layout:
+        handle = segment.attach(layout["place"], layout["size"])
     if layout["size"] and handle is None:
         raise UsageError(f"a parcel of {layout['size']} bytes came without its memory")
     if handle is None:
@@ -92,10 +83,14 @@ def unpack(
     return {part["name"]: _place(room, part) for part in layout["parts"]}
 
 
-def discard(layout: Mapping[str, Any]) -> None:
-    """Take away the name of a parcel's segment, if it has one."""
-    if "path" in layout:
-        segment.release(Path(layout["path"]))
+def copied(tensor: Tensor) -> Tensor:
+    """A copy in host memory that has the same bytes."""
+    return _plain(tensor.detach()).cpu().clone().view(tensor.dtype)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same memory, as u8 where a value is one byte: torch copies any true bool as byte 1."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def _place(room: Tensor, part: Mapping[str, Any]) -> Tensor:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from equivalence import wording
 from equivalence.receipt import Receipt
 from equivalence.replay import Outcome
 from equivalence.world import control as cells
@@ -191,7 +192,7 @@ def _end_of_all(found: Found, statuses: Mapping[int, int] | None, ranks: int) ->
         for rank, place in sorted(found.dead.items())
     ]
     others = [rank for rank in range(ranks) if rank not in found.dead]
-    rest = f"; {silence.named(others)} {'was' if len(others) == 1 else 'were'} ended"
+    rest = f"; {wording.ranks(others)} {'was' if len(others) == 1 else 'were'} ended"
     message = f"{', '.join(told)}{rest if others else ''}"
     return Outcome(rule="crash", message=message, rank=min(found.dead))
 

@@ -1,53 +1,55 @@
-"""Shared memory between ranks: random names, mode 0600, and no name that outlives its use.
+"""Shared memory between ranks: it never has a name, so that nothing is left however ranks end.
 
-A segment has a name only until every rank has mapped it. All names of a world begin with its tag,
-so that whoever notices the end of a world can remove what a killed rank left behind: names in
-shared memory, and one private folder.
+A segment lives as long as a process has it open or mapped. Another process gets its descriptor over
+a socket, or opens it through the process that has it.
 """
 
+import errno
 import mmap
 import os
 import secrets
-import shutil
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from equivalence.errors import UsageError
+from equivalence.world.transport import Released
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
-PREFIX = "equivalence-"
+_OPEN = os.O_RDWR | os.O_CLOEXEC
 
 
-def fresh_tag() -> str:
-    """What all names of one world begin with: nobody else can guess it."""
-    return f"{PREFIX}{secrets.token_hex(8)}"
+def empty() -> int:
+    """New memory of no byte that grows as a file does: a file descriptor of the caller's.
+
+    Raises:
+        UsageError: this system has no POSIX shared memory in files.
+        MemoryError: it gives none to this process.
+    """
+    if not FOLDER.is_dir():
+        raise UsageError(f"ranks share memory through {FOLDER}, which this system lacks")
+    try:
+        return _unnamed()
+    except OSError as error:
+        raise MemoryError(f"{FOLDER} gives this process no memory ({error.strerror})") from None
 
 
-def create(size: int, *, tag: str) -> tuple[Path, int]:
-    """New memory of zeros, with a name.
+def create(size: int) -> int:
+    """New memory of zeros: a file descriptor of the caller's.
 
     Args:
         size: bytes, 1 or more; all of them are set aside at once.
-        tag: of the world.
-
-    Returns:
-        its path and an open file descriptor; both are the caller's to release.
 
     Raises:
         UsageError: this system has no POSIX shared memory in files.
         MemoryError: there is no room for it.
     """
-    if not FOLDER.is_dir():
-        raise UsageError(f"ranks share memory through {FOLDER}, which this system lacks")
-    path = FOLDER / f"{tag}-{secrets.token_hex(8)}"
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = empty()
     try:
         os.posix_fallocate(handle, 0, size)
     except OSError as error:
-        release(path)
         os.close(handle)
         room = os.statvfs(FOLDER)
         raise MemoryError(
@@ -55,39 +57,47 @@ def create(size: int, *, tag: str) -> tuple[Path, int]:
             f"{size:,} more ({error.strerror})"
         ) from None
     except BaseException:
-        release(path)
         os.close(handle)
         raise
-    return path, handle
-
-
-def nameless(size: int, *, tag: str) -> int:
-    """New memory of zeros whose name is gone already: a file descriptor to hand over."""
-    path, handle = create(size, tag=tag)
-    release(path)
     return handle
 
 
-def attach(path: Path, size: int) -> int:
-    """A file descriptor of a segment that another rank of this user made.
+def place(handle: int) -> list[int]:
+    """Where other processes find a segment while this one has it open, for `attach`.
+
+    Returns:
+        process, descriptor and inode.
+    """
+    return [os.getpid(), handle, os.fstat(handle).st_ino]
+
+
+def attach(place: Sequence[int], size: int) -> int:
+    """A file descriptor of a segment that another process of this user has open.
+
+    Args:
+        place: as `place` said there.
+        size: its bytes.
 
     Raises:
-        UsageError: it is none, belongs to somebody else or has another size.
+        Released: that process has ended.
+        UsageError: it cannot be opened, or is no segment of this user and size.
     """
-    if path.parent != FOLDER or not path.name.startswith(PREFIX):
-        raise UsageError(f"{path} names no segment: it would be {FOLDER}/{PREFIX}...")
+    process, number, inode = place
+    path = Path(f"/proc/{process:d}/fd/{number:d}")
     try:
-        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Looked at before it is opened: to open a pipe could take for ever.
+        found, home = path.stat(), FOLDER.stat()
+        told = (found.st_dev, found.st_ino, found.st_uid, found.st_size)
+        if told != (home.st_dev, inode, os.geteuid(), size):
+            raise UsageError(
+                f"{path} is no segment of {size} bytes of user {os.geteuid()}: it has "
+                f"{found.st_size} of user {found.st_uid}"
+            )
+        return os.open(path, _OPEN)
+    except FileNotFoundError:
+        raise Released from None
     except OSError as error:
         raise UsageError(f"{path} cannot be opened: {error.strerror}") from None
-    found = os.fstat(handle)
-    if found.st_uid != os.geteuid() or found.st_size != size:
-        os.close(handle)
-        raise UsageError(
-            f"{path} has {found.st_size} bytes of user {found.st_uid}: "
-            f"{size} bytes of user {os.geteuid()} were announced"
-        )
-    return handle
 
 
 def memory(handle: int, size: int, *, private: bool = False) -> mmap.mmap:
@@ -116,35 +126,14 @@ def mapped(handle: int, size: int, *, private: bool = False) -> Tensor:
     return torch.frombuffer(memory(handle, size, private=private), dtype=torch.uint8)
 
 
-def release(path: Path) -> None:
-    """Take a segment's name away; what has it mapped keeps the memory."""
-    path.unlink(missing_ok=True)
-
-
-def sweep(tag: str) -> list[str]:
-    """Take away every name that a world left; they are returned."""
-    left = sorted(FOLDER.glob(f"{tag}-*"))
-    for path in left:
-        release(path)
-    return [path.name for path in left]
-
-
-def folder(tag: str) -> str:
-    """A new folder of a world, for the files by which process groups meet, that nobody else opens.
-
-    Args:
-        tag: of the world.
-    """
-    path = _folder(tag)
-    path.mkdir(mode=0o700)
-    return str(path)
-
-
-def clean(tag: str) -> None:
-    """Take away everything that a world left: its names and its folder."""
-    sweep(tag)
-    shutil.rmtree(_folder(tag), ignore_errors=True)
-
-
-def _folder(tag: str) -> Path:
-    return Path(tempfile.gettempdir()) / tag
+def _unnamed() -> int:
+    """A new file without a name; one whose name goes at once where there is no such thing."""
+    try:
+        return os.open(FOLDER, os.O_TMPFILE | _OPEN, 0o600)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR}:
+            raise
+    path = FOLDER / f"equivalence-{secrets.token_hex(16)}"
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _OPEN, 0o600)
+    path.unlink()
+    return handle

@@ -33,25 +33,26 @@ def main(handle: int, launcher: int) -> None:
     """
     link = socket.socket(fileno=handle)
     ranks: dict[int, int] = {}
-    tags: set[str] = set()
     while _alive(link, launcher):
         found = wire.receive(link)
         if found is None:
             break
         message, handles = found
         if "fork" in message:
-            tags.add(message["fork"]["tag"])
             mine = _fork(message, handles, ranks, link)
             if mine is not None:
                 _become(mine, message["fork"], handles)
-            wire.send(link, {"forked": list(ranks.values())})
+            _tell(link, {"forked": list(ranks.values())})
         else:
-            statuses = _ended(ranks, message["end"])
-            wire.send(link, {"statuses": statuses})
+            _tell(link, {"statuses": _ended(ranks, message["end"])})
     _ended(ranks, 0.0)
-    for tag in tags:
-        segment.clean(tag)
     _leave()
+
+
+def _tell(link: socket.socket, answer: Mapping[str, Any]) -> None:
+    """Answer the launcher; that it is gone is noticed when nothing more is heard from it."""
+    with suppress(OSError):
+        wire.send(link, answer)
 
 
 def _alive(link: socket.socket, launcher: int) -> bool:
@@ -87,14 +88,14 @@ def _fork(
 def _become(rank: int, asked: Mapping[str, Any], handles: Sequence[int]) -> None:
     """Live as a rank, then end this process."""
     place = Place(**{**asked, "rank": rank})
-    memory, *connections = handles
+    memory, store, *connections = handles
     for other, handle in enumerate(connections):
         if other != rank:
             os.close(handle)
     size = cells.size(place.ranks)
     control = cells.over(memoryview(segment.memory(memory, size)), place.ranks)
     with socket.socket(fileno=connections[rank]) as launcher:
-        forked.live(place, control, launcher)
+        forked.live(place, control, launcher, store)
     _leave()
 
 

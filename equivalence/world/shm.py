@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -38,27 +37,26 @@ def _exchanged(world: World, name: str, shape: tuple[int, ...]) -> tuple[Tensor,
         MemoryError: a rank had no room; all say so.
     """
     size = torch.Size(shape).numel()
-    path, own, why = None, None, ""
+    own, why = None, ""
     try:
         if size:
-            path, own = segment.create(size, tag=world.tag)
+            own = segment.create(size)
     except MemoryError as error:
         why = str(error)
     try:
-        offers = world.share(f"memory {name}", {"path": str(path or ""), "why": why})
+        place = None if own is None else segment.place(own)
+        offers = world.share(f"memory {name}", {"place": place, "why": why})
         for rank, offer in enumerate(offers):
             if offer["why"]:
                 raise MemoryError(f"rank {rank} cannot export {name!r}: {offer['why']}")
         if not size:
             return tuple(torch.empty(shape, dtype=torch.uint8) for _ in offers)
         memory = tuple(
-            segment.mapped(segment.attach(Path(offer["path"]), size), size).view(shape)
+            segment.mapped(segment.attach(offer["place"], size), size).view(shape)
             for offer in offers
         )
         world.share(f"mapped {name}", {})
         return memory
     finally:
-        if path is not None:
-            segment.release(path)
         if own is not None:
             os.close(own)

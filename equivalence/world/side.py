@@ -23,8 +23,6 @@ class Place:
         transport: by name.
         device: as the user named it, or None.
         timeout: seconds that a rank may be silent.
-        tag: of the world.
-        folder: where the ranks of process groups find each other by files, or "".
     """
 
     rank: int
@@ -32,8 +30,6 @@ class Place:
     transport: str
     device: str | None
     timeout: float
-    tag: str
-    folder: str = ""
 
 
 def over(
@@ -95,7 +91,6 @@ def over(
         ranks=place.ranks,
         device=place.device,
         timeout=place.timeout,
-        tag=place.tag,
         share=share,
         barrier=barrier,
         all_reduce=together.all_reduce,

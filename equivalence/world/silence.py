@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from equivalence import wording
 from equivalence.world import control as cells
 from equivalence.world.control import Control, State
 from equivalence.world.transport import Silent
@@ -86,11 +87,6 @@ def died(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-def named(ranks: Sequence[int]) -> str:
-    """Ranks by their numbers, as "rank 3" or "ranks 0 1 2"."""
-    return f"rank{'s' if len(ranks) != 1 else ''} {' '.join(map(str, ranks))}"
-
-
 def accused(control: Control, *, timeout: float) -> Silent:
     """What a rank raises that waits for longer than it may."""
     who = found(control, timeout=timeout, ended=False)
@@ -113,7 +109,7 @@ def _stuck(
     ]
     if len(same) == control.ranks:
         return None, f"no rank finished {place} {number} within {timeout:g} s"
-    return late[0], f"{named(same)} did not finish {place} {number} within {timeout:g} s"
+    return late[0], f"{wording.ranks(same)} did not finish {place} {number} within {timeout:g} s"
 
 
 def _late(each: State, now: float, timeout: float, start: float) -> bool:
@@ -132,7 +128,7 @@ def _absent(
     timeout: float | None = None,
 ) -> str:
     """Ranks that do not come to the place where another waits for them."""
-    waiting = states[rank]
+    who, waiting = wording.ranks(missing), states[rank]
     place = cells.PLACES[waiting.what]
     number = cells.told(control, waiting.what, rank, waiting.number)
     done = [
@@ -141,7 +137,7 @@ def _absent(
     ]
     has = f"{'it has' if len(missing) == 1 else 'they have'} done {' '.join(map(str, done))}"
     if timeout is None:
-        return f"{named(missing)} ended without {place} {number}, where rank {rank} waits: {has}"
+        return f"{who} ended without {place} {number}, where rank {rank} waits: {has}"
     first = states[missing[0]]
     elsewhere = f" and is {where(control, missing[0])}" if waits(first) else ""
-    return f"{named(missing)} did not reach {place} {number} within {timeout:g} s: {has}{elsewhere}"
+    return f"{who} did not reach {place} {number} within {timeout:g} s: {has}{elsewhere}"

@@ -15,17 +15,12 @@ from equivalence.replay import Outcome
 from equivalence.world import call, exports, reports, silence
 from equivalence.world import control as cells
 from equivalence.world.link import Link
-from equivalence.world.transport import Silent
+from equivalence.world.transport import MOST, TIMEOUT, Silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from equivalence.world.control import Control
-
-TIMEOUT_S = 30.0
-"""How long a rank waits for the others."""
-MOST = 64
-"""Threads that a pool has at most."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -51,7 +46,7 @@ class Threads:
     As of processes, what they export lasts from run to run until a rank fails.
     """
 
-    def __init__(self, ranks: int, *, timeout: float = TIMEOUT_S) -> None:
+    def __init__(self, ranks: int, *, timeout: float = TIMEOUT) -> None:
         """Ranks 0 .. ranks - 1, each of which waits for the others for at most timeout seconds.
 
         Raises:
@@ -122,7 +117,7 @@ def _report(living: _Living, rank: int, error: BaseException) -> dict[str, Any]:
 def _begin(ranks: int) -> _Living:
     """Ranks that have exported nothing."""
     control = cells.over(memoryview(bytearray(cells.size(ranks))), ranks)
-    living = _Living(control=control, timeout=TIMEOUT_S)
+    living = _Living(control=control, timeout=TIMEOUT)
     living.links += [_link(living, rank) for rank in range(ranks)]
     return living
 

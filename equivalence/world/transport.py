@@ -5,10 +5,11 @@ imported where its ranks run, when they are started, and has one function:
 
     def link(world: World) -> Link: ...
 
-It makes `Link.export` from `world.share`, which hands small JSON values (segment names, handles as
-base64) to all ranks, and may take `world.barrier`, `world.all_reduce` and `world.agree` as they
-are: they are the host's counting barrier and gloo. A barrier of its own signals first and then
-asks in `world.barrier`, which ends when a rank dies, fails or is silent, whether all have come:
+It makes `Link.export` from `world.share`, which hands small JSON values (places of segments,
+handles as base64) to all ranks, and may take `world.barrier`, `world.all_reduce` and `world.agree`
+as they are: they are the host's counting barrier and gloo. A barrier of its own signals first and
+then asks in `world.barrier`, which ends when a rank dies, fails or is silent, whether all have
+come:
 
     count += 1
     signal_peers(count)
@@ -31,6 +32,12 @@ from equivalence.world.link import Link
 
 NAMES = ("shm", "cuda", "symmetric")
 _ON_GPUS = NAMES[1:]
+
+TIMEOUT = 30.0
+"""Seconds that a rank may be silent or keep others waiting, unless told otherwise."""
+
+MOST = 64
+"""Ranks that a world has at most."""
 
 
 class Released(RuntimeError):  # noqa: N818 - what happened to a rank that did nothing wrong
@@ -63,7 +70,6 @@ class World:
         ranks: how many there are.
         device: as the user named it, or None.
         timeout: seconds that a rank may be silent.
-        tag: what all names of this world begin with.
         share: (name, payload) -> every rank's payload, by rank. Every rank calls it with the same
             name; a payload is a dict of JSON values.
         barrier: the counting barrier in the host's shared memory; where it is given a question, it
@@ -79,7 +85,6 @@ class World:
     ranks: int
     device: str | None
     timeout: float
-    tag: str
     share: Share
     barrier: Callable[[Callable[[], bool] | None], None]
     all_reduce: Callable[[Tensor], None]

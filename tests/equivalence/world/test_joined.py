@@ -7,15 +7,24 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_calls
+from torch._C._distributed_c10d import HashStore
 
 from equivalence import ranks
 from equivalence.errors import UsageError
+from equivalence.replay import Outcome
+from equivalence.world import joined, meeting, processes
+from equivalence.world.transport import Released
 
+pytestmark = pytest.mark.xdist_group("ranks")
 ROOT = Path(__file__).parents[3]
+_NOBODY = 1 << 22
+"""No process has this number: Linux counts up to it."""
 
 _SCRIPT = """
 import json, sys, time
@@ -32,6 +41,9 @@ if __name__ == "__main__":
     with ranks.joined(timeout=1.5) as pool:
         given = torch.tensor([5])
         found["numbers"] = told(pool.run(rank_calls.numbers, inputs={"x": given}, timeout=30))
+        odd = torch.tensor([2], dtype=torch.uint8).view(torch.bool)
+        made = pool.run(rank_calls.odd_bools, inputs={"x": odd})
+        found["odd"] = [[int(t.view(torch.uint8)) for t in o.outputs.values()] for o in made]
         found["given"] = given.tolist()
         time.sleep(0 if pool.rank else 3)  # as one that judges what it was given
         found["rounds"] = told(pool.run(rank_calls.rounds, count=20, delay=0.01))
@@ -81,6 +93,7 @@ def test_every_rank_has_all_outcomes(found: list[dict[str, Any]]) -> None:
         assert [outcome[:2] for outcome in each["numbers"]] == [["", ""]] * 2
         assert [outcome[2]["x"] for outcome in each["numbers"]] == [[5], [6]]
         assert each["given"] == [5]
+        assert each["odd"] == [[2, 1], [2, 2]]
         assert [outcome[2]["wrong"] for outcome in each["rounds"]] == [[0, 0]] * 2
         for outcome in each["sums"] + each["again"]:
             assert outcome[2]["u8"] == [200] * 5
@@ -188,6 +201,41 @@ def test_a_rank_that_dies_is_named_at_once(when: str, tmp_path: Path) -> None:
     assert lines[-2] == lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("alive", "lost"),
+    [
+        ([2], Outcome(rule="crash", message="rank 1 has ended while others waited", rank=1)),
+        ([1, 2], Outcome(rule="timeout", message="another rank has left")),
+    ],
+)
+def test_a_rank_that_ended_the_world_is_named_where_it_is_gone(
+    alive: list[int], lost: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever noticed it first has released the others."""
+
+    def released(_: object) -> None:
+        raise Released
+
+    store = HashStore()
+    for rank in range(3):
+        processes.tell(store, rank)
+    store.set("equivalence/pid/1", str(os.getpid() if 1 in alive else _NOBODY))
+    member = meeting.Member(
+        rank=0,
+        ranks=3,
+        transport="shm",
+        device=None,
+        timeout=1,
+        store=store,
+        serial=count(),
+        watched=processes.watch(store, [1, 2]),
+    )
+    monkeypatch.setattr(meeting, "world", released)
+    made = joined.run(member, rank_calls.nothing, inputs={}, timeout=1, settings={})
+    processes.leave(member.watched)
+    assert made == [lost] * 3
+
+
 _GIVEN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
 
@@ -196,7 +244,12 @@ _GIVEN = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PO
     [
         ({"RANK": None}, "RANK is not set: ranks that join are started by torchrun"),
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "2 of 4 ranks are on this machine"),
-        ({"RANK": "x"}, "no store at localhost:1: "),
+        ({"RANK": "x"}, "RANK is 'x': it is a number from 0 to 0"),
+        ({"RANK": "-1"}, "RANK is '-1': it is a number from 0 to 0"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is '2': it is a number from 0 to 1"),
+        ({"WORLD_SIZE": "99"}, "WORLD_SIZE is '99': it is a number from 1 to 64"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0': it is a number from 1 to 64"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000': it is a number from 1 to 65535"),
     ],
 )
 def test_an_environment_of_no_rank_is_refused(
@@ -211,3 +264,13 @@ def test_an_environment_of_no_rank_is_refused(
     with pytest.raises(UsageError) as caught, ranks.joined():
         pass
     assert str(caught.value).startswith(told)
+
+
+def test_a_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the store said."""
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name, value in (_GIVEN | {"MASTER_PORT": port}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UsageError, match=f"no store at localhost:{port}: "), ranks.joined():
+            pass

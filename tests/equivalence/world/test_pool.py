@@ -4,7 +4,7 @@ import functools
 import gc
 import os
 import signal
-import tempfile
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +14,11 @@ import pytest
 import rank_calls
 import torch
 
-from equivalence import ranks
-from equivalence.errors import UsageError
+from equivalence import assert_ranks_identical, ranks
+from equivalence.errors import NotEquivalent, UsageError
 from equivalence.ranks import Pool
 from equivalence.replay import Outcome
-from equivalence.world import launch, parcel, reports, segment, silence
+from equivalence.world import launch, parcel, reports, segment, silence, wire
 
 Start = Callable[[int], Pool]
 
@@ -41,12 +41,6 @@ def launcher(pool: Pool) -> launch.Launcher:
     found = pool.carry.args[0]  # type: ignore[attr-defined]
     assert isinstance(found, launch.Launcher)
     return found
-
-
-def left(tag: str) -> list[Path]:
-    """Names of a world, in shared memory and in the folder of temporary files."""
-    folders = (segment.FOLDER, Path(tempfile.gettempdir()))
-    return [path for folder in folders for path in folder.glob(f"{tag}*")]
 
 
 def gone(pid: int, *, within: float = 3.0) -> bool:
@@ -120,11 +114,8 @@ def test_exported_memory_lasts_with_its_shape(four: Pool) -> None:
 
 
 def test_exported_memory_is_the_users_alone(four: Pool) -> None:
-    """It has mode 0600 while it has a name, and no name afterwards."""
-    assert outputs(four.run(rank_calls.mode)) == [[0o600]] * 4
-    living = launcher(four).living
-    assert living is not None
-    assert list(segment.FOLDER.glob(f"{living.place.tag}*")) == []
+    """It has mode 0600, and never a name: none is left, however ranks end."""
+    assert outputs(four.run(rank_calls.mode)) == [[[0o600, 0]]] * 4
 
 
 def test_ranks_must_export_alike(four: Pool) -> None:
@@ -187,8 +178,6 @@ def test_one_rank_ends_all_and_is_named(
 ) -> None:
     """A rank that dies or stays away ends all within its time limit, and each outcome names it."""
     before = [int(str(pid[0])) for pid in outputs(four.run(rank_calls.pids))]  # type: ignore[index]
-    living = launcher(four).living
-    assert living is not None
     began = time.monotonic()
     outcomes = four.run(rank_calls.stumbles, rank=2, how=how, timeout=1)
     assert time.monotonic() - began < 2 + 1
@@ -199,7 +188,6 @@ def test_one_rank_ends_all_and_is_named(
     assert len(blamed) == 1
     assert how == "once more" or blamed == {None if how == "kills host" else 2}
     assert all(gone(pid) for pid in before)
-    assert left(living.place.tag) == []
     assert outputs(four.run(rank_calls.exports, shape=[1])) == [[0] * 4] * 4
 
 
@@ -269,6 +257,16 @@ def test_the_first_that_waited_in_vain_speaks_for_all() -> None:
     assert reports.told(away, 3, made=lambda _: Outcome()) == [lost] * 3
 
 
+def test_bools_are_handed_over_byte_for_byte(four: Pool) -> None:
+    """To ranks and from them: one that differs in a byte that is true either way is found."""
+    given = torch.tensor([0, 1, 2, 255], dtype=torch.uint8)
+    outcomes = four.run(rank_calls.odd_bools, inputs={"x": given.view(torch.bool)})
+    assert outputs(outcomes, "bytes") == [given.tolist()] * 4
+    assert [int(each.outputs["made"].view(torch.uint8)) for each in outcomes] == [1, 2, 3, 4]
+    with pytest.raises(NotEquivalent):
+        assert_ranks_identical(outcomes)
+
+
 def test_threads_take_turns_on_a_pool(four: Pool) -> None:
     """Each has its own result."""
 
@@ -302,21 +300,17 @@ def test_a_rank_that_raises_releases_those_that_exchange_names(four: Pool) -> No
     assert outcomes[3].message.endswith("; this rank waited in exchange 1")
 
 
-def test_a_rank_killed_while_its_memory_has_a_name_leaves_none(four: Pool) -> None:
-    """The launcher takes away the name."""
-    four.run(rank_calls.nothing)
-    living = launcher(four).living
-    assert living is not None
-    outcomes = four.run(rank_calls.dies_with_a_name, rank=1)
+def test_a_rank_killed_before_its_memory_is_opened_is_named(four: Pool) -> None:
+    """As at any other time."""
+    outcomes = four.run(rank_calls.dies_with_memory, rank=1)
     assert outcomes[0].message.startswith("rank 1 was killed by SIGKILL before barrier 1")
-    assert left(living.place.tag) == []
 
 
 def memories() -> list[str]:
     """Segments of which this process holds a descriptor, or a mapping that has one."""
     gc.collect()
     paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return sorted(link for path in paths if "/equivalence-" in (link := str(path.readlink())))
+    return sorted(link for path in paths if f"{segment.FOLDER}/" in (link := str(path.readlink())))
 
 
 def test_runs_that_are_broken_off_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,15 +324,15 @@ def test_runs_that_are_broken_off_leave_no_descriptor(monkeypatch: pytest.Monkey
         if found.memory:
             raise KeyboardInterrupt
 
-    def nowhere(_: str) -> str:
-        raise OSError(28, "No space left on device")
+    def nowhere(*_: object) -> None:
+        raise OSError(24, "Too many open files")
 
     before = memories()
     with ranks.start(2) as pool:
         for home, name, broken, error in (
             (parcel, "unpack", unread, KeyboardInterrupt),
             (reports, "_answer", unanswered, KeyboardInterrupt),
-            (segment, "folder", nowhere, OSError),
+            (socket, "socketpair", nowhere, UsageError),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(home, name, broken)
@@ -492,16 +486,33 @@ def test_a_device_that_a_transport_has_not_is_refused() -> None:
 
 
 def test_a_host_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence, and nothing is left."""
+    """One sentence."""
     monkeypatch.setattr(launch, "_PROGRAM", "raise SystemExit(3)")
-    tag = segment.fresh_tag()
-    monkeypatch.setattr(segment, "fresh_tag", lambda: tag)
     with (
         ranks.start(2) as pool,
         pytest.raises(UsageError, match="the process that starts ranks did not answer"),
     ):
         pool.run(rank_calls.nothing)
-    assert left(tag) == []
+
+
+def test_a_host_whose_launcher_goes_while_it_forks_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It cannot answer, and ends by itself."""
+
+    def leaves(asker: launch.Launcher, message: dict[str, object], handles: list[int]) -> None:
+        assert asker.host is not None
+        wire.send(asker.host.link, message, handles)
+        raise KeyboardInterrupt
+
+    with ranks.start(2) as pool:
+        host = launcher(pool).host
+        assert host is not None
+        monkeypatch.setattr(launch, "_ask", leaves)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(rank_calls.nothing)
+    assert host.process.returncode == 0
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_host_that_is_stopped_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

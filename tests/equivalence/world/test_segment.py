@@ -1,4 +1,4 @@
-"""Shared memory has random names and mode 0600, and its names go."""
+"""Shared memory has mode 0600 and no name."""
 
 import errno
 import os
@@ -9,109 +9,118 @@ import torch
 
 from equivalence.errors import UsageError
 from equivalence.world import parcel, segment
+from equivalence.world.transport import Released
 
 
-@pytest.fixture
-def tag() -> str:
-    """A world's tag."""
-    return segment.fresh_tag()
+def test_a_segment_is_private_to_its_user_and_zero() -> None:
+    """A new segment has mode 0600, no name, and zeros."""
+    handle = segment.create(5000)
+    found = os.fstat(handle)
+    assert (found.st_mode & 0o7777, found.st_nlink, found.st_size) == (0o600, 0, 5000)
+    assert not segment.mapped(handle, 5000).any()
 
 
-def test_a_segment_is_private_to_its_user_and_zero(tag: str) -> None:
-    """A new segment has mode 0600, its world's tag, a name nobody guesses, and zeros."""
-    path, handle = segment.create(5000, tag=tag)
-    other, second = segment.create(1, tag=tag)
-    try:
-        assert path.stat().st_mode & 0o7777 == 0o600
-        assert path.name.startswith(f"{tag}-")
-        assert len(path.name) >= len(tag) + 16
-        assert path != other
-        assert not segment.mapped(os.dup(handle), 5000).any()
-    finally:
-        os.close(handle)
-        os.close(second)
-        assert sorted(segment.sweep(tag)) == sorted([path.name, other.name])
-    assert segment.sweep(tag) == []
+def test_a_system_without_nameless_files_takes_the_name_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once."""
+    made = os.open
+
+    def unable(path: Path, flags: int, mode: int) -> int:
+        if path == tmp_path:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return made(path, flags, mode)
+
+    monkeypatch.setattr(segment, "FOLDER", tmp_path)
+    monkeypatch.setattr(os, "open", unable)
+    handle = segment.create(3)
+    assert list(tmp_path.iterdir()) == []
+    assert segment.mapped(handle, 3).tolist() == [0, 0, 0]
 
 
-def test_tags_differ() -> None:
-    """No two worlds share names."""
-    assert segment.fresh_tag() != segment.fresh_tag()
-
-
-def test_two_mappings_are_one_memory(tag: str) -> None:
-    """What one rank writes, another that attached by name reads, also after the name has gone."""
-    path, handle = segment.create(8, tag=tag)
+def test_two_mappings_are_one_memory() -> None:
+    """What one rank writes, another that attached reads, also after the first has closed it."""
+    handle = segment.create(8)
+    place = segment.place(handle)
+    second = segment.mapped(segment.attach(place, 8), 8)
+    private = segment.mapped(segment.attach(place, 8), 8, private=True)
     first = segment.mapped(handle, 8)
-    second = segment.mapped(segment.attach(path, 8), 8)
-    private = segment.mapped(segment.attach(path, 8), 8, private=True)
-    segment.release(path)
-    segment.release(path)
     first[3] = 9
     private[4] = 1
     assert second.tolist() == [0, 0, 0, 9, 0, 0, 0, 0]
-    assert not path.exists()
 
 
-def test_no_room_is_one_sentence(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full /dev/shm is a MemoryError with both numbers, and leaves no name."""
+def test_no_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full /dev/shm is a MemoryError with both numbers, and leaves no descriptor."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    before = descriptors()
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(
         MemoryError, match=r"has [\d,]+ bytes free and cannot hold 70,000 more \(No space"
     ):
-        segment.create(70_000, tag=tag)
-    assert segment.sweep(tag) == []
+        segment.create(70_000)
+    assert descriptors() == before
 
 
-def test_an_interrupt_leaves_no_name(tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control-C while memory is set aside takes the name away."""
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EMFILE])
+def test_memory_that_cannot_be_made_is_one_sentence(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A /dev/shm that is read-only, and a process that may open no more files."""
+
+    def closed(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", closed)
+    with pytest.raises(MemoryError) as caught:
+        segment.create(1)
+    told = f"{segment.FOLDER} gives this process no memory ({os.strerror(number)})"
+    assert str(caught.value) == told
+
+
+def test_an_interrupt_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control-C while memory is set aside."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
+    before = descriptors()
     monkeypatch.setattr(os, "posix_fallocate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        segment.create(70_000, tag=tag)
-    assert segment.sweep(tag) == []
+        segment.create(70_000)
+    assert descriptors() == before
 
 
-def test_a_system_without_it_is_told(
-    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_without_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the folder there is a sentence."""
     monkeypatch.setattr(segment, "FOLDER", tmp_path / "none")
     with pytest.raises(UsageError, match="which this system lacks"):
-        segment.create(1, tag=tag)
+        segment.create(1)
 
 
-def test_only_announced_memory_is_attached(
-    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A path elsewhere, a link, another size and a missing name are refused."""
-    path, handle = segment.create(8, tag=tag)
+def test_only_announced_memory_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file, another inode, another size and another user's memory are refused."""
+    file, handle = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR), segment.create(8)
+    os.write(file, bytes(8))
+    process, number, inode = place = segment.place(handle)
+    for odd, size in (
+        (segment.place(file), 8),
+        ([process, number, inode + 1], 8),
+        (place, 9),
+    ):
+        with pytest.raises(UsageError, match=rf"is no segment of {size} bytes of user "):
+            segment.attach(odd, size)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(UsageError, match="of 8 bytes of user 12345: it has 8 of user "):
+            segment.attach(place, 8)
+    os.close(file)
     os.close(handle)
-    link = path.with_name(f"{tag}-link")
-    link.symlink_to(path)
-    try:
-        with pytest.raises(UsageError, match="names no segment"):
-            segment.attach(tmp_path / path.name, 8)
-        with pytest.raises(UsageError, match="names no segment"):
-            segment.attach(path.with_name("other"), 8)
-        with pytest.raises(UsageError, match="cannot be opened"):
-            segment.attach(link, 8)
-        with pytest.raises(UsageError, match=r"has 8 bytes .* 9 bytes"):
-            segment.attach(path, 9)
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        with pytest.raises(UsageError, match="of user 12345 were announced"):
-            segment.attach(path, 8)
-    finally:
-        segment.sweep(tag)
-    with pytest.raises(UsageError, match="cannot be opened: No such file"):
-        segment.attach(path, 8)
+    with pytest.raises(Released):
+        segment.attach(place, 8)
 
 
 def descriptors() -> int:
@@ -125,29 +134,36 @@ def _tensors() -> dict[str, torch.Tensor]:
         "e4m3": torch.arange(6, dtype=torch.uint8).view(torch.float8_e4m3fn).view(2, 3),
         "bf16": torch.tensor(1.5, dtype=torch.bfloat16),
         "flag": torch.tensor([True, False]),
+        "odd": torch.tensor([2, 0, 3, 255], dtype=torch.uint8).view(torch.bool)[::2],
         "turned": torch.arange(6, dtype=torch.int64).view(2, 3).t(),
         "none": torch.empty(0, 4, dtype=torch.int32),
     }
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_parcel_gives_the_same_bits(tag: str, named: bool) -> None:  # noqa: FBT001 - a parameter
-    """Tensors of every kind come out of a parcel as they went in, by descriptor or by name."""
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds; bools byte for byte, which torch copies as 0 or 1."""
+    plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_parcel_gives_the_same_bits(told: bool) -> None:  # noqa: FBT001 - a parameter
+    """Tensors of every kind come out of a parcel as they went in, by descriptor or by place."""
     given = _tensors()
-    layout, handle = parcel.pack(given, tag=tag, named=named)
-    if named:
-        assert handle is not None
+    layout, handle = parcel.pack(given)
+    assert handle is not None
+    if told:
+        layout["place"] = segment.place(handle)
+        found = parcel.unpack(layout, None)
         os.close(handle)
-        handle = None
-    found = parcel.unpack(layout, handle)
-    parcel.discard(layout)
-    assert segment.sweep(tag) == []
+    else:
+        found = parcel.unpack(layout, handle)
     assert list(found) == list(given)
     for name, tensor in given.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(
             found[name].reshape(-1).view(torch.uint8),
-            tensor.contiguous().reshape(-1).view(torch.uint8),
+            _bytes(tensor),
         )
         assert not tensor.numel() or not found[name].data_ptr() % 256
 
@@ -163,18 +179,16 @@ def test_a_parcel_gives_the_same_bits(tag: str, named: bool) -> None:  # noqa: F
         ({"dtype": "Tensor"}, "'u8' is Tensor: ranks hand over bool, uint8, "),
     ],
 )
-def test_a_parcel_is_read_within_its_memory(tag: str, part: dict[str, object], told: str) -> None:
+def test_a_parcel_is_read_within_its_memory(part: dict[str, object], told: str) -> None:
     """A place outside, a shape that is none and a name that is no dtype are refused."""
-    layout, handle = parcel.pack({"u8": torch.arange(5, dtype=torch.uint8)}, tag=tag)
+    layout, handle = parcel.pack({"u8": torch.arange(5, dtype=torch.uint8)})
     layout["parts"][0] |= part
     with pytest.raises(UsageError, match=told):
         parcel.unpack(layout, handle)
 
 
-def test_a_parcel_that_cannot_be_packed_leaves_nothing(
-    tag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a name nor a descriptor, and a dtype that nobody reads is refused before."""
+def test_a_parcel_that_cannot_be_packed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor, and a dtype that nobody reads is refused before."""
     before = descriptors()
 
     def broken(handle: int, *_: object) -> None:
@@ -183,33 +197,23 @@ def test_a_parcel_that_cannot_be_packed_leaves_nothing(
 
     monkeypatch.setattr(segment, "mapped", broken)
     with pytest.raises(MemoryError, match="no map"):
-        parcel.pack(_tensors(), tag=tag, named=True)
-    assert segment.sweep(tag) == []
+        parcel.pack(_tensors())
     assert descriptors() == before
     strange = torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
     with pytest.raises(UsageError, match="'q' is bits8: ranks hand over bool"):
-        parcel.pack({"q": strange}, tag=tag)
+        parcel.pack({"q": strange})
 
 
-def test_a_world_has_a_folder_of_its_user_alone(tag: str) -> None:
-    """It goes with the world's names."""
-    folder = Path(segment.folder(tag))
-    assert folder.stat().st_mode & 0o777 == 0o700
-    (folder / "gloo").touch()
-    segment.clean(tag)
-    assert not folder.exists()
-
-
-def test_a_parcel_of_nothing_needs_no_memory(tag: str) -> None:
+def test_a_parcel_of_nothing_needs_no_memory() -> None:
     """No byte, no segment."""
-    layout, handle = parcel.pack({"none": torch.empty(0)}, tag=tag)
+    layout, handle = parcel.pack({"none": torch.empty(0)})
     assert handle is None
     assert parcel.unpack(layout, handle)["none"].shape == (0,)
 
 
-def test_a_parcel_without_its_memory_is_refused(tag: str) -> None:
+def test_a_parcel_without_its_memory_is_refused() -> None:
     """A layout alone is no parcel."""
-    layout, handle = parcel.pack(_tensors(), tag=tag)
+    layout, handle = parcel.pack(_tensors())
     assert handle is not None
     os.close(handle)
     with pytest.raises(UsageError, match="came without its memory"):
