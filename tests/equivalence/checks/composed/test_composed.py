@@ -282,6 +282,36 @@ def test_a_case_says_how_many_ranks_it_is_of() -> None:
     assert ("index_pages", "not-compared") in rules(verdict)
 
 
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("stage", ["token_pages", "index_pages", "row_locations"])
+def test_one_wrong_number_anywhere_is_different(stage: str, at: int) -> None:
+    """The first and the last byte of a page; the first and the last location."""
+    case = generate.compose_pages(0)
+    outputs = planted.right(case)
+    outputs[stage][1, ..., at] += 1
+    verdict = judging.judge(case, outputs)
+    counts = {name: looked.counts["different"] for name, looked in verdict.stages.items()}
+    pages = 3 * len(case.inputs["slot_pages"])
+    wrong = 1 if stage == "row_locations" else pages
+    assert counts == {**dict.fromkeys(counts, 0), stage: wrong}
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_slot_is_compared_in_pieces_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, shape: str, pages: int
+) -> None:
+    """Padding at the end included."""
+    case = generate.compose_pages(0, shape=shape, kinds=["token"], padding=3)
+    outputs = planted.right(case)
+    monkeypatch.setattr(wanted, "_PIECE_BYTES", pages * outputs["token_pages"].shape[-1])
+    assert judging.judge(case, outputs).status is Status.EQUAL
+    outputs["token_pages"][2, 1, :, 5] ^= 1
+    verdict = judging.judge(case, outputs)
+    assert verdict.failing == list(range(len(case.inputs["slot_pages"])))
+    assert verdict.stages["token_pages"].counts["different"] == len(verdict.failing)
+
+
 def test_one_buffer_is_not_every_ranks() -> None:
     """A candidate of one process is refused by its shape, with a sentence."""
     case = generate.compose_pages(0, kinds=["token"])
@@ -290,6 +320,14 @@ def test_one_buffer_is_not_every_ranks() -> None:
     assert "one buffer: every rank's is wanted, [cp, layers, slots, page bytes]" in readings(
         verdict
     )
+
+
+def test_pages_of_another_shape_are_told_once() -> None:
+    """By their shape, and not again as pages that were not given."""
+    case = generate.compose_pages(0)
+    right = planted.right(case)
+    verdict = judging.judge(case, {**right, "token_pages": right["token_pages"][:, :, 1:]})
+    assert [(found.stage, found.rule) for found in verdict.findings] == [("token_pages", "shape")]
 
 
 def test_a_kind_that_was_left_out_is_not_equal() -> None:
@@ -305,6 +343,7 @@ def test_a_kind_that_was_left_out_is_not_equal() -> None:
 def test_nothing_to_move_has_no_power() -> None:
     """One rank that extends nothing cannot be wrong differently."""
     case = generate.compose_pages(0, shape="cold", cp=1)
+    assert [stage.power for stage in check(case, one_process).stages.values()] == [True] * 3
     lens = case.inputs["extend_lens"]
     still = with_inputs(
         case,
@@ -319,6 +358,18 @@ def test_nothing_to_move_has_no_power() -> None:
     assert verdict.note.startswith("no power")
     two = replace(generate.compose_pages(0, shape="hits", cp=2))
     assert check(two, one_process).status is Status.EQUAL
+
+
+def test_zeros_alone_have_no_power() -> None:
+    """Whatever ranks mix up among them; their locations have."""
+    case = generate.compose_pages(0, kinds=["token"])
+    nothing = {name: torch.zeros_like(case.inputs[f"token_{name}"]) for name in ("pools", "rows")}
+    zeros = with_inputs(case, **{f"token_{name}": held for name, held in nothing.items()})
+    stages = check(zeros, one_process).stages
+    assert {name: stage.power for name, stage in stages.items()} == {
+        "token_pages": False,
+        "row_locations": True,
+    }
 
 
 def test_no_slot_at_all_is_undecided() -> None:
@@ -385,6 +436,7 @@ def test_strays_are_told_with_their_place() -> None:
     many = strays.new_full((4, 12, 6), 9)
     verdict = judging.judge(case, {**planted.right(case), "strays": many})
     assert verdict.stages["strays"].rules == {"wrote-outside": 48}
+    assert verdict.stages["strays"].counts == {"rows": 4, "identical": 0, "different": 4}
     assert verdict.findings[0].place == "rank 0 number 9 number 9 half 9 page 9"
 
 
@@ -404,6 +456,19 @@ def test_a_page_of_a_step_before_is_recognised() -> None:
     outputs["token_pages"][1, 0, slot] = planted.right(first)["token_pages"][0, 2, 6]
     told = readings(judging.judge(now, outputs, earlier=[first, second]))[0]
     assert told.startswith("holds the page of 4 turns before (layer 2 of 2 steps before, slot 6)")
+    other = generate.compose_pages(8, shape="mixed", kinds=["index"])
+    assert readings(judging.judge(now, outputs, earlier=[first, other]))[0] == told
+
+
+def test_a_step_before_may_have_fewer_slots() -> None:
+    """It had nothing in the next one."""
+    first, *_, now = generate.compose_sequence(3, steps=3)
+    slot = len(first.inputs["slot_pages"])
+    outputs = planted.right(now)
+    outputs["token_pages"][1, 0, slot] = outputs["token_pages"][1, 0, slot - 1]
+    page = int(now.inputs["slot_pages"][slot - 1])
+    told = readings(judging.judge(now, outputs, earlier=[first]))[0]
+    assert told == f"holds page {page}, which slot {slot - 1} has"
 
 
 def test_a_plan_of_the_step_before_is_recognised() -> None:
@@ -530,14 +595,28 @@ def test_tokens_of_other_pages_and_ranks_are_recognised() -> None:
     assert "added up twice" in readings(judging.judge(case, outputs))[0]
 
 
+def test_a_zero_page_of_a_buffer_of_zeros_is_a_zero_page() -> None:
+    """Zero is no poison: what is right may hold it too."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"])
+    outputs = planted.right(case)
+    outputs["token_pages"][0, 1, 4] = 0
+    for poison, rule in ((0, "page-zero"), (poisons.BYTE[0], "page-zero")):
+        held = replace(case, recorded=(outputs,), provenance={"poison.token_pages": str(poison)})
+        assert check(held).findings[0].rule == rule
+
+
 def test_locations_name_what_is_wrong_with_them() -> None:
-    """Poison, another token of the same page, and a shift by tokens."""
+    """Poison, another token of the same page, a shift by tokens, and what no slot has."""
     case = generate.compose_pages(0, kinds=["token"])
+    cells = 4 * len(case.inputs["slot_pages"])
     edits: tuple[tuple[Callable[[Tensor], object], str, str], ...] = (
         (lambda t: t[2].fill_(poisons.INDEX[0]), "unwritten", ""),
         (lambda t: t[2, :2].copy_(t[2, :2].flip(0)), "bits", ""),
         (lambda t: t[2, 4:6].add_(-4), "page-mismatch", "off by -1 page"),
         (lambda t: t[2, 4:6].add_(-3), "page-mismatch", "off by -3"),
+        (lambda t: t[2, :1].fill_(-5), "out-of-window", "off by -5"),
+        (lambda t: t[2, :1].fill_(cells), "out-of-window", f"off by +{cells // 4} pages"),
+        (lambda t: t[2, :1].fill_(cells - 1), "page-mismatch", f"off by +{cells - 1}"),
     )
     for edit, rule, words in edits:
         outputs = planted.right(case)

@@ -83,7 +83,8 @@ def test_a_batch_that_comes_again_has_its_plan() -> None:
 def test_the_same_tensors_in_other_sizes_have_another_plan() -> None:
     """Three tokens are one page of three and of four; two ranks and three have the same pool."""
     held, batch = planner(), replace(two(3), prefix_lens=torch.tensor([3], dtype=torch.int32))
-    plans = [of(held, replace(batch, **other)) for other in ({}, {"page_size": 3}, {"cp": 3})]
+    others: list[dict[str, Any]] = [{}, {"page_size": 3}, {"cp": 3}]
+    plans = [of(held, replace(batch, **other)) for other in others]
     assert [(plan.page_size, plan.ranks) for plan in plans] == [(4, 2), (3, 2), (4, 3)]
 
 
