@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_steps import step
 from tiny import call_of, ints
 from torch import Tensor
 
@@ -542,6 +543,34 @@ def test_offsets_that_wrap_are_recognised() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "fits"), [(15, ""), (16, ": fits a 16-bit wrap, at byte 65,536"), (17, "")]
+)
+def test_zeros_fit_a_wrap_where_it_lies_between(first: int, fits: str) -> None:
+    """Page 15 of 4,096 bytes ends at 2^16, and page 16 begins there."""
+    case = wide(24, width=4096)
+    outputs = planted.right(case)
+    outputs["token_pages"][:, :, first - 1 :] = 0
+    told = f"from local page {first} of rank 1 on every page is zero{fits}"
+    assert readings(judging.judge(case, outputs))[0] == told
+
+
+def test_a_page_that_is_written_was_read_at_no_offset() -> None:
+    """It is no page of a pool, whatever stands at the wrapped one."""
+    case = with_inputs(
+        wide(25, width=4100),
+        prefix_lens=ints(4 * 24),
+        extend_lens=ints(4),
+        writer=ints(1, 1, 1, 1),
+        token_rows=torch.ones(1, 4, 1025, dtype=torch.uint8),
+    )
+    outputs = planted.right(case)
+    flat = case.inputs["token_pools"][0, 1].flatten()
+    outputs["token_pages"][0, 0, 24] = flat[25 * 4100 - 65536 :][:4100]
+    found = judging.judge(case, outputs).findings[0]
+    assert (found.rule, found.reading) == ("bits", "")
+
+
 def test_pages_that_no_slot_has_are_recognised() -> None:
     """Of the same layer or another, and a pool's dummy."""
     case = generate.compose_pages(1, shape="mixed", kinds=["token"])
@@ -755,20 +784,57 @@ def test_many_wrong_pages_are_read_in_linear_time() -> None:
     assert took(4000) < 8 * took(1000)
 
 
-def test_the_only_wrong_page_is_that_of_its_rank_and_layer() -> None:
-    """Ranks that hold the same bytes have readings of their own."""
+@pytest.mark.parametrize("pages", [1, 1000])
+@pytest.mark.parametrize(("byte", "rule"), [(0, "page-zero"), (poisons.BYTE[0], "unwritten")])
+def test_the_only_wrong_page_is_that_of_its_rank_and_layer(
+    monkeypatch: pytest.MonkeyPatch, pages: int, byte: int, rule: str
+) -> None:
+    """Ranks that hold the same bytes have readings of their own, in pieces of any size."""
+    monkeypatch.setattr(wanted, "_PIECE_BYTES", 96 * pages)
     case = generate.compose_pages(1, shape="mixed", kinds=["token"])
     now = batches.current_slots(wanted.of_case(case).batch).tolist()
     outputs = planted.right(case)
-    outputs["token_pages"][0, 0, now] = 0
-    outputs["token_pages"][1, 0, now[0]] = 0
-    outputs["token_pages"][1, 1, now[1]] = 0
+    outputs["token_pages"][0, 0, now] = byte
+    outputs["token_pages"][1, 0, now[0]] = byte
+    outputs["token_pages"][1, 1, now[1]] = byte
     told = [
         (found.place.split(" token ")[0], "the only wrong one" in found.reading)
         for found in judging.judge(case, outputs).findings
-        if found.rule == "page-zero" and found.row == now[0]
+        if found.rule == rule and found.row == now[0]
     ]
     assert told == [("rank 0 layer 0", False), ("rank 1 layer 0", True)]
+
+
+def test_the_one_current_page_is_not_the_first_of_several() -> None:
+    """Nothing says that a row was left out."""
+    case = step([(8, 3)], cp=2, kinds=["token"]).case
+    outputs = planted.right(case)
+    outputs["token_pages"].view(torch.uint8)[0, 0, 2] = 0
+    assert readings(judging.judge(case, outputs))[0] == "every byte is zero"
+
+
+@pytest.mark.parametrize(
+    ("layer", "other", "reading"),
+    [
+        (1, 2, "next turn's page (layer 2): its half was reused at distance 1"),
+        (1, 3, "page of 2 turns later (layer 3): its half was written again before it was read"),
+        (1, 4, "page of 3 turns later (layer 4)"),
+        (1, 5, "page of 4 turns later (layer 5)"),
+        (5, 4, "page of 1 turn before (layer 4), which has the other parity half"),
+        (
+            5,
+            3,
+            "page of 2 turns before (layer 3): the same parity half, read before it was written",
+        ),
+        (5, 2, "page of 3 turns before (layer 2), which has the other parity half"),
+    ],
+)
+def test_turns_are_told_by_their_halves(layer: int, other: int, reading: str) -> None:
+    """One and two later have a cause; before, each half has its own."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"], layers=6)
+    slot, outputs = planted.slot_of(case, current=True), planted.right(case)
+    outputs["token_pages"][0, layer, slot] = outputs["token_pages"][0, other, slot]
+    assert readings(judging.judge(case, outputs))[0] == f"holds the {reading}"
 
 
 def test_halves_are_blamed_for_current_pages_alone() -> None:
@@ -811,6 +877,7 @@ def test_the_nearest_turn_is_told() -> None:
     assert "1 turn before (layer 1)" in told([0, 1], 2, [])
     assert "1 turn before (layer 0)" in told([0, 2], 1, [])
     assert "1 turn before (layer 2 of the step before)" in told([2], 0, [1, 2])
+    assert "1 turn before (layer 2 of the step before)" in told([1], 0, [2])
 
 
 def test_the_judge_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
