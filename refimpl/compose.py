@@ -150,7 +150,7 @@ def composed(
     fresh[now[1:] if bool(batches.carried_tokens(step).any()) else now] = True
     place, read = torch.zeros_like(page), page[~fresh]
     place[~fresh] = step.owner.long()[read] * held.shape[2] + step.local_page.long()[read]
-    for pool, pages in zip(_words(held.flatten(1, 2)), _words(dense), strict=True):
+    for pool, pages in zip(*_words(held.flatten(1, 2), dense), strict=True):
         torch.index_select(pool, 0, place, out=pages)
     dense.index_fill_(1, fresh.nonzero()[:, 0], 0)
     locations = batches.row_locations(step)
@@ -180,10 +180,13 @@ def written(step: Batch, *, pools: Tensor, rows: Tensor, kind: str) -> Tensor:
     return after
 
 
-def _words(pages: Tensor) -> Tensor:
-    """The same memory as int64 where its pages are whole words: they move faster."""
-    whole = pages.is_contiguous() and not (pages.shape[-1] % 8 or pages.storage_offset() % 8)
-    return pages.view(torch.int64) if whole else pages
+def _words(*parts: Tensor) -> tuple[Tensor, ...]:
+    """The same memory as int64 where all of its pages are whole words: they move faster."""
+    whole = all(
+        pages.is_contiguous() and not (pages.shape[-1] % 8 or pages.storage_offset() % 8)
+        for pages in parts
+    )
+    return tuple(pages.view(torch.int64) for pages in parts) if whole else parts
 
 
 def unfit(step: Batch, *, pools: Tensor, rows: Tensor, kind: str) -> str:

@@ -390,3 +390,11 @@ def test_one_chunk_and_a_part_are_told_as_chunks() -> None:
         "row 7 sees only what is in the window of row 1 (request 0 token 1), 6 rows earlier,"
         f" and 4 more rows likewise: {FORGETS}"
     )
+
+
+def test_keys_of_another_bias_halve_every_score() -> None:
+    """E4m3fn bytes read as e4m3fnuz: picks stay right, and two scores tell the ratio: A08."""
+    readings = told({**RIGHT, "logits": RIGHT["logits"] * 0.5})
+    assert readings.pop(("logits", 0)) == ""
+    assert {stage for stage, _ in readings} == {"logits"}
+    assert set(readings.values()) == {"every differing score is 0.5 times the reference"}

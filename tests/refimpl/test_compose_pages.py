@@ -50,6 +50,14 @@ def test_it_composes_in_memory_that_is_given() -> None:
         composed(ONE, out=out[:, :2])
 
 
+def test_pools_may_begin_at_any_byte() -> None:
+    """Also where pages are whole words."""
+    pools = ONE.inputs["token_pools"].view(torch.uint8)
+    moved = torch.cat([torch.zeros(3, dtype=torch.uint8), pools.flatten()])[3:].view(pools.shape)
+    assert (moved.storage_offset(), pools.shape[-1] % 8) == (3, 0)
+    assert torch.equal(composed(ONE, pools=moved.view(FP8)).view(torch.uint8), ONE.want()["token"])
+
+
 def test_an_index_page_has_its_keys_then_its_scales() -> None:
     """A token of 132 bytes is 128 and 4; a token page has whole tokens."""
     assert (planes("index", 132), planes("token", 656)) == ((128, 4), (656,))
@@ -66,6 +74,11 @@ def test_an_index_page_has_its_keys_then_its_scales() -> None:
         ({"rows": torch.zeros(1, 5, 4, dtype=FP8), "kind": "index"}, "no key beside its scale"),
         ({"rows": torch.zeros(1, 5, 6)}, "both are bytes of one dtype"),
         ({"rows": torch.zeros(1, 5, 6, dtype=torch.uint8)}, "both are bytes of one dtype"),
+        (
+            {"pools": torch.zeros(1, 2, 9, 24).int(), "rows": torch.zeros(1, 5, 6).int()},
+            "both are bytes of one dtype",
+        ),
+        ({"local_page": torch.full((7,), 9).int()}, "which has 9"),
         ({"cp": 3}, "pools are those of 2 ranks; cp is 3"),
         ({"rows": torch.zeros(1, 5, 5, dtype=FP8)}, "4 tokens of 5 bytes make 20"),
         ({"rows": torch.zeros(2, 5, 6, dtype=FP8)}, "rows are [2, 5] layers and tokens"),

@@ -58,6 +58,22 @@ PROBLEMS: list[tuple[str, dict[str, Any], Problem]] = [
         Problem(rule="out-of-window", sentence="page 1 is owned by rank 2 of 2", slot=0, page=1),
     ),
     (
+        "an owner below -1",
+        {"owner": ints(-1, -2, 1, 0, 1)},
+        Problem(rule="out-of-window", sentence="page 1 is owned by rank -2 of 2", slot=0, page=1),
+    ),
+    (
+        "a local page below 0",
+        {"local_page": ints(0, 1, -2, 3, 4)},
+        Problem(
+            rule="out-of-window",
+            sentence="page 2 is local page -2 of rank 1, which has 9",
+            slot=1,
+            page=2,
+            ranks=(1,),
+        ),
+    ),
+    (
         "a local page that is none",
         {"local_page": ints(0, 1, 9, 3, 4)},
         Problem(
@@ -72,6 +88,11 @@ PROBLEMS: list[tuple[str, dict[str, Any], Problem]] = [
         "a writer that is none",
         {"writer": ints(0, 0, 0, 0, 1, 1, 2, 2, 2)},
         Problem(rule="out-of-window", sentence="token 6 is written by rank 2 of 2"),
+    ),
+    (
+        "a writer below -1",
+        {"writer": ints(0, 0, 0, 0, 1, 1, -2, -2, -2)},
+        Problem(rule="out-of-window", sentence="token 6 is written by rank -2 of 2"),
     ),
     (
         "page 0 in a request",
@@ -108,6 +129,21 @@ PROBLEMS: list[tuple[str, dict[str, Any], Problem]] = [
         "a page of nobody",
         {"owner": ints(-1, -1, 1, 0, 1)},
         Problem(rule="no-writer", sentence="page 1 has no owner", slot=0, page=1),
+    ),
+    (
+        "a page of nobody in a place that is none",
+        {"owner": ints(-1, -1, 1, 0, 1), "local_page": ints(0, 0, 2, 3, 4)},
+        Problem(rule="no-writer", sentence="page 1 has no owner", slot=0, page=1),
+    ),
+    (
+        "a token that nobody writes beside one that is written",
+        {"writer": ints(0, 0, 0, 0, 1, -1, 0, 0, 0)},
+        Problem(
+            rule="no-writer",
+            sentence="page 3 has 1 current tokens that no rank writes",
+            slot=2,
+            page=3,
+        ),
     ),
     (
         "tokens that nobody writes",
@@ -170,6 +206,15 @@ PROBLEMS: list[tuple[str, dict[str, Any], Problem]] = [
 def test_each_rule_has_its_batch(change: dict[str, Tensor], problem: Problem) -> None:
     """One change of a good batch, one problem with its ids."""
     assert told(replace(GOOD, **change)) == [problem]  # type: ignore[arg-type]  # tensors by name
+
+
+def test_pages_of_nobody_are_in_no_place_together() -> None:
+    """Neither is told to be the other."""
+    nobodys = replace(GOOD, owner=ints(-1, -1, -1, 0, 1), local_page=ints(0, 1, 1, 3, 4))
+    assert told(nobodys) == [
+        Problem(rule="no-writer", sentence=f"page {page} has no owner", slot=page - 1, page=page)
+        for page in (1, 2)
+    ]
 
 
 def test_more_current_pages_than_staging_are_refused_by_those_that_have_none() -> None:

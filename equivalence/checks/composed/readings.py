@@ -166,10 +166,10 @@ def _wrapped(known: Known, seen: Seen) -> tuple[str, str] | None:
         return None
     (rank, local), width = _place_of(known, known.page(seen.slot)), len(seen.got)
     pool = known.kind.pools[seen.layer, rank]
-    offset, size = local * width, pool.numel()
+    offset = local * width
     for bits in _WRAPS:
         at = offset % (1 << bits)
-        if at == offset or at + width > size:
+        if at == offset:
             continue
         page, rest = divmod(at, width)
         near = pool[page : page + 2].reshape(-1)[rest : rest + width]

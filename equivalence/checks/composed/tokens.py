@@ -111,7 +111,7 @@ def _without(page: _Page) -> Told:
     """Tokens that are zero, whoever should have brought them."""
     if page.got[page.wrong].any():
         return None
-    carried = set(range(page.size)) - set(page.current) if page.current else set()
+    carried = set(range(page.size)) - set(page.current)
     held = {token for token in carried if page.want[token].any()}
     if held and set(page.wrong) == held:
         owner = page.known.places[page.known.page(page.seen.slot)][0]

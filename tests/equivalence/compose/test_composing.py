@@ -71,6 +71,17 @@ def test_a_wrong_page_is_different_and_later_steps_still_run(pool: Threads) -> N
     assert [step.verdict.status for step in cell.steps] == [Status.DIFFERENT] * 3
 
 
+def test_a_fault_that_shows_in_one_cell_is_seen(pool: Threads) -> None:
+    """Where none is different, nothing may be concluded; a fault that may happen need not show."""
+    fault = Fault(name="wrong-owner")
+    right = running.played(pool, "direct", tiny()[:1], scenario="chunk")
+    wrong = running.played(pool, "direct", tiny()[:1], scenario="chunk", fault=fault)
+    assert running.unseen(fault, [right, wrong]) == running.unseen(fault, [wrong]) == ""
+    assert running.unseen(None, [right]) == ""
+    assert running.unseen(Fault(name="producer-delay"), [right]) == ""
+    assert running.unseen(fault, [right]).startswith("wrong-owner changed nothing in these steps: ")
+
+
 @pytest.mark.parametrize(
     ("fault", "timeout", "rules"),
     [

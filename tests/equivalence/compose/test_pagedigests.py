@@ -118,6 +118,26 @@ def test_what_has_no_place_is_refused() -> None:
         digests.of_pools(pools, replace(batch, local_page=torch.zeros_like(batch.local_page)))
 
 
+def test_the_first_place_that_a_pool_has_not_is_refused() -> None:
+    """The first page that the table has not, and the first row past a pool: no other rank's."""
+    batch, pools, _ = step()
+    held = batch.local_page.clone()
+    held[batch.slot_pages[0]] = many = pools.shape[2]
+    rank = int(batch.owner[batch.slot_pages[0]])
+    with pytest.raises(ValueError, match=rf"is local page {many} of rank {rank}: no such place"):
+        digests.of_pools(pools, replace(batch, local_page=held))
+    pages = batch.slot_pages.clone()
+    pages[0] = count = len(batch.owner)
+    with pytest.raises(ValueError, match=rf"page {count} is local page -1 of rank -1: no such"):
+        digests.of_pools(pools, replace(batch, slot_pages=pages))
+
+
+def test_no_rank_has_no_page() -> None:
+    """As a list that is empty says."""
+    batch, pools, _ = step()
+    assert digests.of_pools(pools, batch, ranks=[]) == {}
+
+
 @pytest.mark.parametrize("page", [0, -1])
 def test_a_request_has_a_page_in_every_slot(page: int) -> None:
     """Slots that name none, and requests of more pages than slots, are refused."""

@@ -116,6 +116,30 @@ def test_each_scenario_has_what_its_name_says() -> None:
     assert int(carried.owner[page]) == int(carried.writer[0])
 
 
+def test_a_prefix_keeps_a_page_at_any_scale() -> None:
+    """And a request a new token."""
+    (first,), *_ = requests.plan("chunk", scale=1 << 20)
+    assert (first.prefix, first.extend) == (requests.PAGE_SIZE, 1)
+
+
+def test_a_text_keeps_what_a_shorter_prefix_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads all of it afterwards reads all that was written."""
+    whole = requests.Request(text="a", extend=128)
+    part = requests.Request(text="b", of="a", prefix=64, extend=1)
+    monkeypatch.setattr(steps, "plan", lambda _, *, scale: [[whole], [part], [whole]] * scale)
+    cases = steps.sequence("cold", cp=2, layers=1, kinds=("index",))
+    assert [case.inputs["prefix_lens"].tolist() for case in cases] == [[0], [64], [128]]
+
+
+def test_ranks_take_turns_to_write_first() -> None:
+    """From request to request, and from step to step."""
+    told = []
+    for case in steps.sequence("cold", layers=1, kinds=("index",)):
+        lens = case.inputs["extend_lens"].long()
+        told.append(case.inputs["writer"][lens.cumsum(0) - lens].tolist())
+    assert told == [[0], [1], [2, 3]]
+
+
 def test_the_same_seed_makes_the_same_bytes() -> None:
     """Another one makes others, and other owners."""
     one, same, other = (

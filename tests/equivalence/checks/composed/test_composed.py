@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_steps import step
 from tiny import call_of, ints
 from torch import Tensor
 
@@ -283,6 +284,36 @@ def test_a_case_says_how_many_ranks_it_is_of() -> None:
     assert ("index_pages", "not-compared") in rules(verdict)
 
 
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("stage", ["token_pages", "index_pages", "row_locations"])
+def test_one_wrong_number_anywhere_is_different(stage: str, at: int) -> None:
+    """The first and the last byte of a page; the first and the last location."""
+    case = generate.compose_pages(0)
+    outputs = planted.right(case)
+    outputs[stage][1, ..., at] += 1
+    verdict = judging.judge(case, outputs)
+    counts = {name: looked.counts["different"] for name, looked in verdict.stages.items()}
+    pages = 3 * len(case.inputs["slot_pages"])
+    wrong = 1 if stage == "row_locations" else pages
+    assert counts == {**dict.fromkeys(counts, 0), stage: wrong}
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_slot_is_compared_in_pieces_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, shape: str, pages: int
+) -> None:
+    """Padding at the end included."""
+    case = generate.compose_pages(0, shape=shape, kinds=["token"], padding=3)
+    outputs = planted.right(case)
+    monkeypatch.setattr(wanted, "_PIECE_BYTES", pages * outputs["token_pages"].shape[-1])
+    assert judging.judge(case, outputs).status is Status.EQUAL
+    outputs["token_pages"][2, 1, :, 5] ^= 1
+    verdict = judging.judge(case, outputs)
+    assert verdict.failing == list(range(len(case.inputs["slot_pages"])))
+    assert verdict.stages["token_pages"].counts["different"] == len(verdict.failing)
+
+
 def test_one_buffer_is_not_every_ranks() -> None:
     """A candidate of one process is refused by its shape, with a sentence."""
     case = generate.compose_pages(0, kinds=["token"])
@@ -291,6 +322,14 @@ def test_one_buffer_is_not_every_ranks() -> None:
     assert "one buffer: every rank's is wanted, [cp, layers, slots, page bytes]" in readings(
         verdict
     )
+
+
+def test_pages_of_another_shape_are_told_once() -> None:
+    """By their shape, and not again as pages that were not given."""
+    case = generate.compose_pages(0)
+    right = planted.right(case)
+    verdict = judging.judge(case, {**right, "token_pages": right["token_pages"][:, :, 1:]})
+    assert [(found.stage, found.rule) for found in verdict.findings] == [("token_pages", "shape")]
 
 
 def test_a_kind_that_was_left_out_is_not_equal() -> None:
@@ -345,6 +384,7 @@ def test_zeros_alone_have_no_power() -> None:
 def test_nothing_to_move_has_no_power() -> None:
     """One rank that extends nothing cannot be wrong differently."""
     case = generate.compose_pages(0, shape="cold", cp=1)
+    assert [stage.power for stage in check(case, one_process).stages.values()] == [True] * 3
     lens = case.inputs["extend_lens"]
     still = with_inputs(
         case,
@@ -359,6 +399,18 @@ def test_nothing_to_move_has_no_power() -> None:
     assert verdict.note.startswith("no power")
     two = replace(generate.compose_pages(0, shape="hits", cp=2))
     assert check(two, one_process).status is Status.EQUAL
+
+
+def test_zeros_alone_have_no_power() -> None:
+    """Whatever ranks mix up among them; their locations have."""
+    case = generate.compose_pages(0, kinds=["token"])
+    nothing = {name: torch.zeros_like(case.inputs[f"token_{name}"]) for name in ("pools", "rows")}
+    zeros = with_inputs(case, **{f"token_{name}": held for name, held in nothing.items()})
+    stages = check(zeros, one_process).stages
+    assert {name: stage.power for name, stage in stages.items()} == {
+        "token_pages": False,
+        "row_locations": True,
+    }
 
 
 def test_no_slot_at_all_is_undecided() -> None:
@@ -425,6 +477,7 @@ def test_strays_are_told_with_their_place() -> None:
     many = strays.new_full((4, 12, 6), 9)
     verdict = judging.judge(case, {**planted.right(case), "strays": many})
     assert verdict.stages["strays"].rules == {"wrote-outside": 48}
+    assert verdict.stages["strays"].counts == {"rows": 4, "identical": 0, "different": 4}
     assert verdict.findings[0].place == "rank 0 number 9 number 9 half 9 page 9"
 
 
@@ -444,6 +497,19 @@ def test_a_page_of_a_step_before_is_recognised() -> None:
     outputs["token_pages"][1, 0, slot] = planted.right(first)["token_pages"][0, 2, 6]
     told = readings(judging.judge(now, outputs, earlier=[first, second]))[0]
     assert told.startswith("holds the page of 4 turns before (layer 2 of 2 steps before, slot 6)")
+    other = generate.compose_pages(8, shape="mixed", kinds=["index"])
+    assert readings(judging.judge(now, outputs, earlier=[first, other]))[0] == told
+
+
+def test_a_step_before_may_have_fewer_slots() -> None:
+    """It had nothing in the next one."""
+    first, *_, now = generate.compose_sequence(3, steps=3)
+    slot = len(first.inputs["slot_pages"])
+    outputs = planted.right(now)
+    outputs["token_pages"][1, 0, slot] = outputs["token_pages"][1, 0, slot - 1]
+    page = int(now.inputs["slot_pages"][slot - 1])
+    told = readings(judging.judge(now, outputs, earlier=[first]))[0]
+    assert told == f"holds page {page}, which slot {slot - 1} has"
 
 
 def test_a_plan_of_the_step_before_is_recognised() -> None:
@@ -517,6 +583,34 @@ def test_offsets_that_wrap_are_recognised() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "fits"), [(15, ""), (16, ": fits a 16-bit wrap, at byte 65,536"), (17, "")]
+)
+def test_zeros_fit_a_wrap_where_it_lies_between(first: int, fits: str) -> None:
+    """Page 15 of 4,096 bytes ends at 2^16, and page 16 begins there."""
+    case = wide(24, width=4096)
+    outputs = planted.right(case)
+    outputs["token_pages"][:, :, first - 1 :] = 0
+    told = f"from local page {first} of rank 1 on every page is zero{fits}"
+    assert readings(judging.judge(case, outputs))[0] == told
+
+
+def test_a_page_that_is_written_was_read_at_no_offset() -> None:
+    """It is no page of a pool, whatever stands at the wrapped one."""
+    case = with_inputs(
+        wide(25, width=4100),
+        prefix_lens=ints(4 * 24),
+        extend_lens=ints(4),
+        writer=ints(1, 1, 1, 1),
+        token_rows=torch.ones(1, 4, 1025, dtype=torch.uint8),
+    )
+    outputs = planted.right(case)
+    flat = case.inputs["token_pools"][0, 1].flatten()
+    outputs["token_pages"][0, 0, 24] = flat[25 * 4100 - 65536 :][:4100]
+    found = judging.judge(case, outputs).findings[0]
+    assert (found.rule, found.reading) == ("bits", "")
+
+
 def test_pages_that_no_slot_has_are_recognised() -> None:
     """Of the same layer or another, and a pool's dummy."""
     case = generate.compose_pages(1, shape="mixed", kinds=["token"])
@@ -570,14 +664,28 @@ def test_tokens_of_other_pages_and_ranks_are_recognised() -> None:
     assert "added up twice" in readings(judging.judge(case, outputs))[0]
 
 
+def test_a_zero_page_of_a_buffer_of_zeros_is_a_zero_page() -> None:
+    """Zero is no poison: what is right may hold it too."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"])
+    outputs = planted.right(case)
+    outputs["token_pages"][0, 1, 4] = 0
+    for poison, rule in ((0, "page-zero"), (poisons.BYTE[0], "page-zero")):
+        held = replace(case, recorded=(outputs,), provenance={"poison.token_pages": str(poison)})
+        assert check(held).findings[0].rule == rule
+
+
 def test_locations_name_what_is_wrong_with_them() -> None:
-    """Poison, another token of the same page, and a shift by tokens."""
+    """Poison, another token of the same page, a shift by tokens, and what no slot has."""
     case = generate.compose_pages(0, kinds=["token"])
+    cells = 4 * len(case.inputs["slot_pages"])
     edits: tuple[tuple[Callable[[Tensor], object], str, str], ...] = (
         (lambda t: t[2].fill_(poisons.INDEX[0]), "unwritten", ""),
         (lambda t: t[2, :2].copy_(t[2, :2].flip(0)), "bits", ""),
         (lambda t: t[2, 4:6].add_(-4), "page-mismatch", "off by -1 page"),
         (lambda t: t[2, 4:6].add_(-3), "page-mismatch", "off by -3"),
+        (lambda t: t[2, :1].fill_(-5), "out-of-window", "off by -5"),
+        (lambda t: t[2, :1].fill_(cells), "out-of-window", f"off by +{cells // 4} pages"),
+        (lambda t: t[2, :1].fill_(cells - 1), "page-mismatch", f"off by +{cells - 1}"),
     )
     for edit, rule, words in edits:
         outputs = planted.right(case)
@@ -716,20 +824,57 @@ def test_many_wrong_pages_are_read_in_linear_time() -> None:
     assert took(4000) < 8 * took(1000)
 
 
-def test_the_only_wrong_page_is_that_of_its_rank_and_layer() -> None:
-    """Ranks that hold the same bytes have readings of their own."""
+@pytest.mark.parametrize("pages", [1, 1000])
+@pytest.mark.parametrize(("byte", "rule"), [(0, "page-zero"), (poisons.BYTE[0], "unwritten")])
+def test_the_only_wrong_page_is_that_of_its_rank_and_layer(
+    monkeypatch: pytest.MonkeyPatch, pages: int, byte: int, rule: str
+) -> None:
+    """Ranks that hold the same bytes have readings of their own, in pieces of any size."""
+    monkeypatch.setattr(wanted, "_PIECE_BYTES", 96 * pages)
     case = generate.compose_pages(1, shape="mixed", kinds=["token"])
     now = batches.current_slots(wanted.of_case(case).batch).tolist()
     outputs = planted.right(case)
-    outputs["token_pages"][0, 0, now] = 0
-    outputs["token_pages"][1, 0, now[0]] = 0
-    outputs["token_pages"][1, 1, now[1]] = 0
+    outputs["token_pages"][0, 0, now] = byte
+    outputs["token_pages"][1, 0, now[0]] = byte
+    outputs["token_pages"][1, 1, now[1]] = byte
     told = [
         (found.place.split(" token ")[0], "the only wrong one" in found.reading)
         for found in judging.judge(case, outputs).findings
-        if found.rule == "page-zero" and found.row == now[0]
+        if found.rule == rule and found.row == now[0]
     ]
     assert told == [("rank 0 layer 0", False), ("rank 1 layer 0", True)]
+
+
+def test_the_one_current_page_is_not_the_first_of_several() -> None:
+    """Nothing says that a row was left out."""
+    case = step([(8, 3)], cp=2, kinds=["token"]).case
+    outputs = planted.right(case)
+    outputs["token_pages"].view(torch.uint8)[0, 0, 2] = 0
+    assert readings(judging.judge(case, outputs))[0] == "every byte is zero"
+
+
+@pytest.mark.parametrize(
+    ("layer", "other", "reading"),
+    [
+        (1, 2, "next turn's page (layer 2): its half was reused at distance 1"),
+        (1, 3, "page of 2 turns later (layer 3): its half was written again before it was read"),
+        (1, 4, "page of 3 turns later (layer 4)"),
+        (1, 5, "page of 4 turns later (layer 5)"),
+        (5, 4, "page of 1 turn before (layer 4), which has the other parity half"),
+        (
+            5,
+            3,
+            "page of 2 turns before (layer 3): the same parity half, read before it was written",
+        ),
+        (5, 2, "page of 3 turns before (layer 2), which has the other parity half"),
+    ],
+)
+def test_turns_are_told_by_their_halves(layer: int, other: int, reading: str) -> None:
+    """One and two later have a cause; before, each half has its own."""
+    case = generate.compose_pages(1, shape="mixed", kinds=["token"], layers=6)
+    slot, outputs = planted.slot_of(case, current=True), planted.right(case)
+    outputs["token_pages"][0, layer, slot] = outputs["token_pages"][0, other, slot]
+    assert readings(judging.judge(case, outputs))[0] == f"holds the {reading}"
 
 
 def test_halves_are_blamed_for_current_pages_alone() -> None:
@@ -772,6 +917,7 @@ def test_the_nearest_turn_is_told() -> None:
     assert "1 turn before (layer 1)" in told([0, 1], 2, [])
     assert "1 turn before (layer 0)" in told([0, 2], 1, [])
     assert "1 turn before (layer 2 of the step before)" in told([2], 0, [1, 2])
+    assert "1 turn before (layer 2 of the step before)" in told([1], 0, [2])
 
 
 def test_the_judge_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,16 @@ def test_a_page_past_the_end_of_a_staging_is_a_stray_write(way: str) -> None:
     }
 
 
+@pytest.mark.parametrize("way", known.STAGED)
+def test_the_reserved_row_of_a_staging_is_nobodys(way: str) -> None:
+    """Whoever stages in row 0 is told, half by half and kind by kind."""
+    _, got = faulted("row-zero", way)
+    told = [row for row in got["strays"].flatten(0, 1).tolist() if row[0] >= 0]
+    assert sorted(row[:4] for row in told) == [
+        [half, kind, REGIONS.index("staging"), 0] for half in (0, 1) for kind in (0, 1)
+    ]
+
+
 def test_a_stray_write_is_told_once() -> None:
     """Guards are put right, and what was told is how the next step finds it."""
     ranks = faulty_then_right("overflow-past")

@@ -72,11 +72,20 @@ def test_a_batch_that_comes_again_has_its_plan() -> None:
         {"pool_pages": 21},
         {"limits": Limits(staging_pages=1)},
         {"hits": [True]},
+        {"device": torch.device("meta")},
     ]
     assert all(of(held, two(3, 5), **other) is not first for other in others)
     for size in range(1, 90):
         of(held, two(3, 5), pool_pages=20 + size)
     assert of(held, two(3, 5)) is not first
+
+
+def test_the_same_tensors_in_other_sizes_have_another_plan() -> None:
+    """Three tokens are one page of three and of four; two ranks and three have the same pool."""
+    held, batch = planner(), replace(two(3), prefix_lens=torch.tensor([3], dtype=torch.int32))
+    others: list[dict[str, Any]] = [{}, {"page_size": 3}, {"cp": 3}]
+    plans = [of(held, replace(batch, **other)) for other in others]
+    assert [(plan.page_size, plan.ranks) for plan in plans] == [(4, 2), (3, 2), (4, 3)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -214,8 +223,8 @@ def otherwise(link: Link, change: str, **call: Any) -> dict[str, Tensor]:  # noq
             call["token_pools"] = call["token_pools"][:-1]
         elif change == "pages":
             call["slot_pages"] = call["slot_pages"].flip(0)
-        elif change == "size":
-            call["page_size"] = 2
+        elif change in ("page_size", "turn"):
+            call[change] = 2
         else:
             call["token_pools"] = call["token_pools"].view(torch.uint8)
     return steps_of_ranks.compose(link, **call)
@@ -226,7 +235,8 @@ def otherwise(link: Link, change: str, **call: Any) -> dict[str, Tensor]:  # noq
     [
         ("layers", "dimension 0 of token_pools differs by rank: 2 on rank 1, 3 on rank 0"),
         ("pages", "what slot_pages holds differs by rank: "),
-        ("size", "setting page_size differs by rank: "),
+        ("page_size", "setting page_size differs by rank: "),
+        ("turn", "setting turn differs by rank: "),
         ("dtype", "what token_pools holds differs by rank: "),
     ],
 )

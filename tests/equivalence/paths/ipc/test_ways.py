@@ -1,5 +1,6 @@
 """Every way of composing pages comes to the bytes of one process, on every rank."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from equivalence import receipt
 from equivalence.candidate import name_of
-from equivalence.paths.ipc import candidate
+from equivalence.checks.composed.strayed import REGIONS
+from equivalence.paths.ipc import candidate, ways
 from equivalence.paths.ipc import step as steps_of_ranks
-from equivalence.paths.ipc.ways import WAYS, taken
+from equivalence.paths.ipc.peers import Peers
+from equivalence.paths.ipc.ways import WAYS, Composed, taken
 from equivalence.world.link import Link
 from equivalence.world.threads import Threads
 
@@ -117,3 +120,38 @@ def test_what_way_was_gone_is_told_with_peer_memory() -> None:
             {"asked": "direct", "transport": "threads", "peer_memory": True},
         )
     ]
+
+
+ONE_ROUND = step([(4, 5)], cp=2, layers=1, kinds=["token"], padding=0)
+"""Half 0 alone is used; rank 0 writes slot 1 and rank 1 slot 2, from staging rows 1 and 2."""
+
+
+@pytest.mark.parametrize(
+    ("way", "region", "at"),
+    [
+        *((way, "pool", (0, 0, 2)) for way in WAYS),
+        *((way, "pool", (1, 0, 0)) for way in WAYS if "pool" in WAYS[way].exports),
+        *((way, "dense", (0, 1, 0)) for way in WAYS),
+        ("dense", "dense", (0, 0, 3)),
+        *(("direct", "staging", at) for at in [(0, 0, 0), (0, 0, 2), (0, 1, 1), (1, 0, 1)]),
+    ],
+)
+def test_bytes_that_no_step_may_write_are_strays(
+    monkeypatch: pytest.MonkeyPatch, way: str, region: str, at: tuple[int, int, int]
+) -> None:
+    """Rank 0 changes three bytes of a page: whose it is tells where they are and how many."""
+    whose, part, page = at
+
+    def spoils(peers: Peers, *given: Any, **settings: Any) -> Composed:  # noqa: ANN401 - as a way
+        yield from WAYS[way].run(peers, *given, **settings)
+        regions = peers.regions["token"]
+        parts = {"pool": regions.pools, "staging": regions.staging, "dense": regions.dense}
+        if not peers.rank:
+            parts[region][whose][part, page, 7:10] ^= 255
+
+    monkeypatch.setattr(ways, "WAYS", {**WAYS, way: replace(WAYS[way], run=spoils)})
+    got = run(candidate.local(way), ONE_ROUND)
+    assert differing(got, ONE_ROUND) == ["strays"]
+    told = [[[-1] * 6], [[-1] * 6]]
+    told[whose] = [[part, 0, REGIONS.index(region), page, 7, 3]]
+    assert got["strays"].tolist() == told
