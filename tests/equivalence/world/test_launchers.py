@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 _FUNCTIONS = """
-import os, sys, time
+import os, signal, sys, time
 import torch
 from equivalence import ranks
 from equivalence.errors import UsageError
@@ -41,6 +41,8 @@ with ranks.start(2) as pool:
 """
 _HANGING = """
 if __name__ == "__main__":
+    # A shell that starts tests behind itself has them ignore Control-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ranks.start(2) as pool:
         pool.run(who)
         launcher = pool.carry.args[0]

@@ -401,18 +401,6 @@ def test_nothing_to_move_has_no_power() -> None:
     assert check(two, one_process).status is Status.EQUAL
 
 
-def test_zeros_alone_have_no_power() -> None:
-    """Whatever ranks mix up among them; their locations have."""
-    case = generate.compose_pages(0, kinds=["token"])
-    nothing = {name: torch.zeros_like(case.inputs[f"token_{name}"]) for name in ("pools", "rows")}
-    zeros = with_inputs(case, **{f"token_{name}": held for name, held in nothing.items()})
-    stages = check(zeros, one_process).stages
-    assert {name: stage.power for name, stage in stages.items()} == {
-        "token_pages": False,
-        "row_locations": True,
-    }
-
-
 def test_no_slot_at_all_is_undecided() -> None:
     """No page was compared."""
     case = generate.compose_pages(0, kinds=["token"])
