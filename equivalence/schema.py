@@ -111,6 +111,9 @@ def bind(
         tensor = tensors[name]
         if not isinstance(getattr(tensor, "dtype", None), torch.dtype):
             raise InvalidCase(f"{where}.{name} is a {type(tensor).__name__}, not a torch tensor")
+        if isinstance(tensor, Tensor) and (tensor.is_meta or tensor.layout is not torch.strided):
+            what = f"a {tensor.layout} tensor on {tensor.device}"
+            raise InvalidCase(f"{where}.{name} is {what}: it holds no plain values")
         if tensor.dtype not in [names[dtype] for dtype in spec.dtypes]:
             dtype = str(tensor.dtype).removeprefix("torch.")
             fit = " or ".join(str(names[d]).removeprefix("torch.") for d in spec.dtypes)

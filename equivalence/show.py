@@ -6,6 +6,8 @@ from torch import Tensor
 
 from equivalence import flags, ops, plain, stages
 from equivalence.case import Case, held
+from equivalence.units import many
+from refimpl.compose import KINDS
 
 
 def lines(case: Case) -> Iterator[str]:
@@ -20,10 +22,14 @@ def lines(case: Case) -> Iterator[str]:
 def _lines(case: Case) -> Iterator[str]:
     loaded = held(case)
     sizes = ops.validate(case)
-    yield f"{case.name}   {case.op}   {sizes['rows']:,} rows"
+    op = ops.find(case.op)
+    exact = op.exact is not None or op.weigh is not None
+    unit = "ranks" if op.spec.rows == "cp" else "rows"
+    yield f"{case.name}   {case.op}   {sizes['rows']:,} {unit}"
     if case.params:
         yield "  params      " + "  ".join(f"{k}={v}" for k, v in sorted(case.params.items()))
-    yield f"  arithmetic  {case.arithmetic or 'none: recorded scores judge, or nothing does'}"
+    judges = "the reference's bytes judge" if exact else "recorded scores judge, or nothing does"
+    yield f"  arithmetic  {case.arithmetic or f'none: {judges}'}"
     yield f"  contract    {case.contract or 'strict'} (of the recorded kernel)"
     for name, tensor in loaded.inputs.items():
         yield f"  input       {name:<22} {describe(tensor)}"
@@ -32,7 +38,14 @@ def _lines(case: Case) -> Iterator[str]:
             space = case.spaces.get(name)
             where = f"  {space.kind}, pad {space.pad}" if space else ""
             yield f"  recorded {i}  {name:<22} {describe(tensor)}{where}"
-    yield from _rows(loaded)
+    if op.spec.rows == "cp":
+        kinds = " and ".join(kind for kind in KINDS if f"{kind}_pools" in loaded.inputs)
+        yield f"  kinds       {kinds}, {many(sizes['layers'], 'layer')} each"
+        counts = [
+            many(sizes[n], what) for n, what in (("R", "request"), ("S", "slot"), ("N", "page"))
+        ]
+        yield f"  step        {', '.join(counts)}"
+    yield from _rows(loaded, seen=not exact)
     for flag in sorted(case.flags):
         yield f"  hunts       {flag}: {flags.known().get(flag, 'nothing that is known')}"
     for key, value in sorted(case.provenance.items()):
@@ -41,11 +54,11 @@ def _lines(case: Case) -> Iterator[str]:
         yield f"  reference   {stage} xxh3-128 {digest}"
 
 
-def _rows(case: Case) -> Iterator[str]:
-    """What the windows of a case in memory hold."""
+def _rows(case: Case, *, seen: bool) -> Iterator[str]:
+    """What the windows of a case in memory hold, where its rows see columns."""
     windows = ops.find(case.op).windows(case)
     visible, k = windows.visible, stages.k_of(case)
-    if len(visible):
+    if len(visible) and seen:
         yield f"  windows     {int(visible.min()):,} to {int(visible.max()):,} columns"
     if k:
         selecting, empty = int((visible > k).sum()), int((visible == 0).sum())

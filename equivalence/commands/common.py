@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -13,6 +13,8 @@ from equivalence.errors import UsageError
 from equivalence.verdict import Status
 
 EQUAL, DIFFERENT, USAGE, UNDECIDED, FAILED = range(5)
+STOPPED, UNREAD = 130, 141
+"""As shells tell Ctrl-C, and a pipe that nobody reads any more."""
 CODES = {Status.EQUAL: EQUAL, Status.DIFFERENT: DIFFERENT, Status.UNDECIDED: UNDECIDED}
 
 Tell = Callable[[str, int, int], None]
@@ -24,7 +26,8 @@ PATHS = click.argument(
 
 def say(sentence: str) -> None:
     """One sentence about the run itself, apart from its results."""
-    click.echo(plain.block(f"equivalence: {sentence}"), err=True)
+    with suppress(OSError):  # a stderr that takes nothing changes no result
+        click.echo(plain.block(f"equivalence: {sentence}"), err=True)
 
 
 def show(text: str) -> None:

@@ -3,6 +3,7 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from equivalence.commands.common import (
     write,
 )
 from equivalence.errors import UsageError
+
+if TYPE_CHECKING:
+    from equivalence.verdict import Verdict
 
 _AGAIN = 8
 
@@ -93,8 +97,7 @@ def replay(  # noqa: PLR0917 - click hands options over by name
                     contract=contract or "",
                     device=device or "",
                     repeats=repeats,
-                    # A candidate may fail by how many rows it is called with.
-                    rows=chosen or (verdict.failing[:_AGAIN] if candidate is None else ()),
+                    rows=chosen or (verdict.failing[:_AGAIN] if _cut(verdict, candidate) else ()),
                     max_transient=max_transient,
                     require_path=require_path,
                 )
@@ -107,6 +110,14 @@ def replay(  # noqa: PLR0917 - click hands options over by name
     if status is Status.UNDECIDED and all(v.status is not Status.UNDECIDED for v in verdicts):
         say("no row of any case selects: every window fits into k (--allow-structural accepts it)")
     return CODES[status]
+
+
+def _cut(verdict: "Verdict", candidate: str | None) -> bool:
+    """Whether failing rows show alone what is wrong: a candidate may fail by how many there are."""
+    from equivalence import specs  # noqa: PLC0415 - torch is imported when a command needs it
+
+    whole = verdict.op in specs.OPS and specs.OPS[verdict.op].whole  # a bad file has no op
+    return candidate is None and not whole
 
 
 def _check_options(candidate: str | None, contract: str | None, repeats: int) -> None:

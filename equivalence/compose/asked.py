@@ -1,7 +1,7 @@
 """What `equivalence compose` is asked for, checked before any rank is started."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def read(paths: tuple[Path, ...], options: Options, typed: Mapping[str, Any]) ->
     if paths and making:
         raise UsageError(f"{' and '.join(making)}: these make steps, and case files have theirs")
     fault = None if options.fault is None else faulty.parse(options.fault)
-    named = _names(options.ways)
+    named = _names("way", options.ways, tuple(WAYS))
     ways = running.known("way", named, tuple(WAYS))
     if fault is not None and named is None:
         ways = faulty.FAULTS[fault.name].ways
@@ -114,27 +114,50 @@ def read(paths: tuple[Path, ...], options: Options, typed: Mapping[str, Any]) ->
     timeout = pools.seconds(options.timeout)
     if fault is not None:
         faulty.check(fault, ways=ways, ranks=ranks, timeout=timeout)
-    if options.transport != THREADS:
-        transports.known(options.transport)
-    transports.check_device(options.transport, options.device)
+    _check_transport(options, joined=joined is not None)
     return Asked(
         options=options,
         typed=typed,
         ways=ways,
         cases=cases,
         scenarios=tuple(case.name for case in cases)
-        or running.known("scenario", _names(options.scenarios), requests.NAMES),
-        kinds=running.known("kind", _names(options.kinds), KINDS),
+        or running.known(
+            "scenario", _names("scenario", options.scenarios, requests.NAMES), requests.NAMES
+        ),
+        kinds=running.known("kind", _names("kind", options.kinds, KINDS), KINDS),
         ranks=ranks,
         fault=fault,
         joined=joined is not None,
     )
 
 
-def _names(text: str) -> list[str] | None:
-    """Names with commas; None for all."""
+def _names(what: str, text: str, known: Sequence[str]) -> tuple[str, ...] | None:
+    """Names with commas, each of them known; None for all.
+
+    Raises:
+        UsageError: one does not exist, or none is named.
+    """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    return None if _ALL in names else names
+    if _ALL not in names:
+        return running.known(what, names, known)
+    running.known(what, [*known, *(name for name in names if name != _ALL)], known)
+    return None
+
+
+def _check_transport(options: Options, *, joined: bool) -> None:
+    """Refuse a transport and a device that these ranks cannot have.
+
+    Raises:
+        UsageError: in one sentence.
+    """
+    if options.transport not in (*transports.NAMES, THREADS):
+        names = f"{', '.join(transports.NAMES)} or {THREADS}"
+        raise UsageError(f"transport is {options.transport!r}: it is {names}")
+    if joined and options.transport == THREADS:
+        raise UsageError(f"transport {THREADS}: they are of one process, not under torchrun")
+    if options.device == "":
+        raise UsageError("device is '': it is cpu, cuda, or one as in cuda:0")
+    transports.check_device(options.transport, options.device)
 
 
 def _joined() -> int | None:

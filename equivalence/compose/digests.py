@@ -52,7 +52,7 @@ def of_dense(pages: Tensor, batch: Batch) -> dict[Key, str]:
 
     Raises:
         ValueError: the buffer has not a page for each slot, requests have more pages than there are
-            slots, or a slot of a request names no page.
+            slots, a slot of a request names no page, or a page has no layer or no byte.
     """
     layers = _layers(pages, dims=2)
     if layers.shape[1] != len(batch.slot_pages):
@@ -72,11 +72,14 @@ def of_pools(pools: Tensor, batch: Batch, *, ranks: Iterable[int] | None = None)
 
     Raises:
         ValueError: a page has no place in these pools (local page 0 is a dummy), requests have more
-            pages than there are slots, or a slot of a request names no page.
+            pages than there are slots, a slot of a request names no page, a page has no layer or no
+            byte, or there is no such rank.
     """
     layers = _layers(pools, dims=3)
     cp, many = layers.shape[1:3]
     some = set(range(cp)) if ranks is None else set(ranks)
+    if strange := sorted(some - set(range(cp))):
+        raise ValueError(f"ranks are {strange}: these pools are of ranks 0 to {cp - 1}")
     slots, keys = _keys(batch)
     pages, owner, local = (t.tolist() for t in (batch.slot_pages, batch.owner, batch.local_page))
     places: list[int] = []
@@ -115,7 +118,10 @@ def _layers(pages: Tensor, *, dims: int) -> Tensor:
             f"pages are {pages.dtype} {list(pages.shape)}: one byte a value, "
             f"{dims} dimensions, or one more for layers"
         )
-    return cells[None] if cells.dim() == dims else cells
+    layers = cells[None] if cells.dim() == dims else cells
+    if not len(layers) or not layers.shape[-1]:
+        raise ValueError(f"pages are {list(pages.shape)}: layers and bytes of a page are 1 or more")
+    return layers
 
 
 def _keys(batch: Batch) -> tuple[list[int], list[Key]]:

@@ -66,7 +66,7 @@ def compose_pages(
         fp8: whether bytes come as e4m3.
 
     Raises:
-        UsageError: there is no such shape or kind.
+        UsageError: there is no such shape or kind, or a number is not 1 or more.
     """
     return _steps(
         seed,
@@ -103,7 +103,7 @@ def compose_sequence(
         fp8: whether bytes come as e4m3.
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: there is no such kind, or a number is not 1 or more.
     """
     return _steps(
         seed,
@@ -153,8 +153,13 @@ def _steps(
     padding: int,
     fp8: bool,
 ) -> list[Case]:
-    if not kinds or not set(kinds) <= set(KINDS):
-        raise UsageError(f"kinds are {', '.join(kinds) or 'none'}: they are {' and '.join(KINDS)}")
+    if isinstance(kinds, str) or not kinds or not set(kinds) <= set(KINDS):
+        given = repr(kinds) if isinstance(kinds, str) else ", ".join(kinds) or "none"
+        raise UsageError(f"kinds are {given}: they are a list of {' and '.join(KINDS)}")
+    counts = {"cp": cp, "layers": layers, "page_size": page_size, "steps": steps}
+    for name, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise UsageError(f"{name} is {count!r}: it is a whole number, 1 or more")
     random = torch.Generator().manual_seed(seed)
     batch = requests(shape, page_size=page_size)
     most = sum(-(-(prefix + extend) // page_size) for prefix, extend in batch)

@@ -401,6 +401,14 @@ def test_lint_names_the_broken_row(
             tiny.swap(tiny.pages(), row_to_request=None),
             "a page table of 2 requests and 4 rows need row_to_request",
         ),
+        (
+            tiny.swap(tiny.topk(), row_end=ints(32, 28, 4, 0).to("meta")),
+            "inputs.row_end is a torch.strided tensor on meta: it holds no plain values",
+        ),
+        (
+            tiny.swap(tiny.topk(), scores=tiny.scores().to_sparse()),
+            "inputs.scores is a torch.sparse_coo tensor on cpu: it holds no plain values",
+        ),
     ],
 )
 def test_what_no_row_can_be_blamed_for_is_said_of_the_case(case: Case, sentence: str) -> None:

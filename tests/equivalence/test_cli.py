@@ -4,9 +4,11 @@ import errno
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,10 @@ import tiny
 import torch
 from safetensors.torch import save_file
 
-from equivalence import cli, run
+from equivalence import cli, generate, run
 from equivalence.case import Case
 from equivalence.commands import common
+from equivalence.planted import compose as planted
 
 Tell = Callable[..., tuple[int, str, str]]
 
@@ -165,6 +168,17 @@ def test_a_difference_exits_1_with_a_command_to_run_again(tmp_path: Path, tell: 
     assert tell("replay", path, "--rows", "0,2", "--contract", "strict")[0] == common.EQUAL
 
 
+def test_what_is_judged_whole_is_run_again_whole(tmp_path: Path, tell: Tell) -> None:
+    """The command that is printed takes no rows, and shows the difference again."""
+    case = generate.compose_pages(1, shape="mixed")
+    held = planted.spoilt(case, planted.FAULTS["two-layers-before"])
+    path = tiny.put(tmp_path, replace(case, recorded=(held,)))
+    code, out, _ = tell("replay", path)
+    (again,) = [line.split(maxsplit=1)[1] for line in out.splitlines() if "  again " in line]
+    assert (code, again) == (common.DIFFERENT, shlex.join(["equivalence", "replay", str(path)]))
+    assert tell(*shlex.split(again)[1:])[0] == common.DIFFERENT
+
+
 def test_a_run_without_a_row_that_selects_is_undecided(tmp_path: Path, tell: Tell) -> None:
     """Pages alone prove no pick, unless that was all that was asked."""
     case = Case(
@@ -252,7 +266,61 @@ def test_a_reader_that_leaves_is_no_traceback(folder: Path) -> None:
         check=False,
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (common.FAILED, b"")
+    assert (done.returncode, done.stderr) == (common.UNREAD, b"")
+
+
+def test_a_stderr_that_takes_nothing_changes_no_result(folder: Path) -> None:
+    """Closed or full: the exit code and what is printed stay."""
+    program = shlex.join([sys.executable, "-m", "equivalence"])
+    for line, code in (
+        (f"{program} replay {folder} 2>&-", common.EQUAL),
+        (f"{program} lint nowhere 2>&-", common.USAGE),
+        (f"{program} lint nowhere 2>/dev/full", common.USAGE),
+    ):
+        done = subprocess.run(  # noqa: S602 - our own program, its output closed by a shell
+            line, shell=True, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (code, b"")
+        assert (b"all equal" in done.stdout) == (code == common.EQUAL)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("lint", "CASES")])
+def test_output_that_cannot_be_written_is_one_sentence(
+    folder: Path, arguments: tuple[str, ...]
+) -> None:
+    """A full disk is no bug here, and the result is nobody's."""
+    words = [str(folder) if word == "CASES" else word for word in arguments]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(  # noqa: S603 - our own command
+            [sys.executable, "-m", "equivalence", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    sentence = "equivalence: the output could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (common.FAILED, sentence)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"),
+    ],
+)
+def test_no_room_is_one_sentence(
+    folder: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """However torch says so, it is no bug here."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "over", fail)
+    sentence = "equivalence: not enough memory for this: ask for less of it at once\n"
+    assert tell("replay", folder) == (common.FAILED, "", sentence)
 
 
 def test_being_stopped_is_said(folder: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +331,7 @@ def test_being_stopped_is_said(folder: Path, tell: Tell, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("bad_candidates.right", interrupt)
     code, _, err = tell("replay", folder, "--candidate", "bad_candidates:right")
-    assert (code, err.strip()) == (common.USAGE, "equivalence: stopped")
+    assert (code, err.strip()) == (common.STOPPED, "equivalence: stopped")
 
 
 def test_a_terminal_gets_a_bar_and_names_are_no_markup(

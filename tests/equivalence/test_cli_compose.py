@@ -140,6 +140,16 @@ def test_a_closed_stdout_is_our_failure() -> None:
     assert (done.returncode, done.stderr) == (4, closed)
 
 
+def test_a_closed_stderr_changes_nothing() -> None:
+    """Nor do the ranks' own memory and files take its number."""
+    program = shlex.join([sys.executable, "-m", "equivalence", "compose", *JOINED, "--ranks", "2"])
+    done = subprocess.run(  # noqa: S602 - our own program, its output closed by a shell
+        f"{program} 2>&-", shell=True, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all equal; 0 undecided" in done.stdout
+
+
 def test_case_files_are_replayed_over_ranks(tell: Tell, tmp_path: Path) -> None:
     """As many as a case has; a folder of other ops beside it is no matter."""
     made = steps.sequence("mixed", cp=3, layers=1, scale=16)
@@ -208,7 +218,12 @@ def test_json_is_sorted_and_says_the_same_twice(tell: Tell, tmp_path: Path) -> N
         (("--ways", ","), "no way is named at all: there are legacy, "),
         (("--scenarios", "warm"), "no scenario is named 'warm': there are cold, chunk, "),
         (("--kinds", "page"), "no kind is named 'page': there are token, index"),
-        (("--transport", "carrier"), "transport is 'carrier': it is "),
+        (("--transport", "foo"), "transport is 'foo': it is shm, cuda, symmetric or threads\n"),
+        (("--device", ""), "device is '': it is cpu, cuda, or one as in cuda:0\n"),
+        (("--ways", "all,foo"), "no way is named 'foo': there are legacy, "),
+        (("--scenarios", "foo,all"), "no scenario is named 'foo': there are cold, "),
+        (("--fault", "row-zero,rank=2,rank=3"), "row-zero,rank=2,rank=3: rank is named twice\n"),
+        (("--layers", "100000000"), "'--layers': 100000000 is not in the range 1<=x<=1024.\n"),
         (("--fault", "gremlin"), "no fault is named 'gremlin': there are producer-delay, "),
         (("--fault", "row-zero,size=3"), "fault row-zero,size=3: 'size' is none of rank, "),
         (("--fault", "row-zero,rank=x"), "fault row-zero,rank=x: rank is 'x', no number"),
@@ -324,6 +339,14 @@ def test_more_ranks_than_torchrun_has_are_refused(
     code, _, err = tell("compose", "--ranks", 4)
     assert code == 2
     assert "torchrun has 2 ranks; --ranks is 4" in err
+
+
+def test_threads_are_not_under_torchrun(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks are processes."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    sentence = "equivalence: transport threads: they are of one process, not under torchrun\n"
+    assert tell("compose", "--transport", "threads") == (2, "", sentence)
 
 
 @pytest.mark.parametrize("count", ["two", "-1", "0", "", "\u00b2"])

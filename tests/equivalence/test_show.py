@@ -8,7 +8,7 @@ import tiny
 import torch
 from tiny import ints
 
-from equivalence import show
+from equivalence import generate, show
 from equivalence.case import Space
 from equivalence.report import tables
 
@@ -44,6 +44,18 @@ def test_a_case_without_rows_or_picks_is_shown() -> None:
     lines = list(show.lines(case))
     assert lines[0] == "qsa   qsa_logits   0 rows"
     assert not any("windows" in line for line in lines)
+
+
+def test_pages_of_ranks_are_shown_as_that() -> None:
+    """Ranks and a step, no windows; bytes are the reference's to judge."""
+    case = generate.compose_pages(0, kinds=["index"])
+    lines = list(show.lines(case))
+    assert lines[0] == "compose_pages cold seed 0   compose_pages   4 ranks"
+    assert lines[2] == "  arithmetic  none: the reference's bytes judge"
+    assert lines[-2:] == [
+        "  kinds       index, 3 layers each",
+        "  step        3 requests, 9 slots, 14 pages",
+    ]
 
 
 def test_what_a_file_says_cannot_steer_the_terminal() -> None:

@@ -99,7 +99,10 @@ def over(
 
 
 def stacked(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
-    """What every rank holds, [cp, ...]; strays are filled up with rows of -1.
+    """What every rank holds, [cp, ...]; strays, where they report them, get more rows of -1.
+
+    Args:
+        outcomes: one a rank, as `Pool.run` gives them; each has the same outputs.
 
     Raises:
         RanksFailed: a rank gave no result.
@@ -114,11 +117,11 @@ def stacked(outcomes: Sequence[Outcome]) -> dict[str, Tensor]:
             for rows in path.rows:
                 about = {"version": path.version, "arch": path.arch, **path.arguments}
                 receipt.leave(path.kernel, rows=rows, **about)  # type: ignore[arg-type]  # as it was left
-    most = max(len(outcome.outputs["strays"]) for outcome in outcomes)
     made = {}
     for name in outcomes[0].outputs:
         parts = [outcome.outputs[name] for outcome in outcomes]
         if name == "strays":
+            most = max(map(len, parts))
             parts = [torch.nn.functional.pad(p, (0, 0, 0, most - len(p)), value=-1) for p in parts]
         made[name] = torch.stack(parts)
     return made

@@ -100,8 +100,8 @@ def parse(text: str) -> Fault:
     """A fault from NAME,KEY=VALUE,...: the keys are the fields of `Fault`.
 
     Raises:
-        UsageError: there is none of that name, no such key, or a value is no number or one that
-            nothing has.
+        UsageError: there is none of that name, no such key, a key is named twice, or a value is
+            no number or one that nothing has.
     """
     name, *settings = text.split(",")
     if name not in FAULTS:
@@ -113,6 +113,8 @@ def parse(text: str) -> Fault:
         key, _, value = setting.partition("=")
         if key not in kinds:
             raise UsageError(f"fault {text}: {key!r} is none of {', '.join(kinds)}")
+        if key in values:
+            raise UsageError(f"fault {text}: {key} is named twice")
         try:
             values[key] = kinds[key](value)
         except ValueError:

@@ -112,6 +112,12 @@ def test_what_has_no_place_is_refused() -> None:
         digests.of_dense(dense[0, :3], batch)
     with pytest.raises(ValueError, match="one byte a value, 2 dimensions"):
         digests.of_dense(dense[0].float(), batch)
+    for empty in (dense[:0], dense[..., :0], dense[0, :, :0]):
+        with pytest.raises(ValueError, match="layers and bytes of a page are 1 or more"):
+            digests.of_dense(empty, batch)
+    for ranks in ([9], [-1]):
+        with pytest.raises(ValueError, match=rf"ranks are \[{ranks[0]}\]: .* of ranks 0 to 3"):
+            digests.of_pools(pools, batch, ranks=ranks)
     with pytest.raises(ValueError, match="no such place"):
         digests.of_pools(pools[:, :, :1], batch)
     with pytest.raises(ValueError, match="is local page 0 of rank"):

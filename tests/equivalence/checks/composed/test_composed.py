@@ -951,4 +951,10 @@ def test_generated_steps_may_be_composed() -> None:
         generate.compose_pages(0, shape="warm")
     with pytest.raises(UsageError, match="kinds are none"):
         generate.compose_pages(0, kinds=[])
+    with pytest.raises(UsageError, match="kinds are 'token': they are a list of token and index"):
+        generate.compose_pages(0, kinds="token")
+    for wrong in ({"cp": 0}, {"cp": 2.5}, {"page_size": 0}, {"layers": 0}):
+        ((name, value),) = wrong.items()
+        with pytest.raises(UsageError, match=f"{name} is {value}: it is a whole number, 1 or more"):
+            generate.compose_pages(0, **wrong)
     assert call_of(generate.compose_pages(0))["cp"] == 4
