@@ -182,6 +182,18 @@ def test_interleaved_keys_are_recognised() -> None:
     assert any("interleaved" in f.reading for f in verdict.findings)
 
 
+@pytest.mark.parametrize(("poison", "rule"), [({}, "bits"), ({"poison.values": "83"}, "unwritten")])
+def test_rows_that_a_gather_skipped_are_unwritten(poison: dict[str, str], rule: str) -> None:
+    """A workspace smaller than what was admitted: A23; without its poison they are other bits."""
+    case = generate.gather_keys(0)
+    call = {name: case.inputs[name] for name in ("kv_cache", "block_table", "seq_lens")}
+    short = pages.gather_batch(**call, page_size=4)
+    short["values"].view(torch.uint8)[10:] = 83
+    verdict = check(replace(case, recorded=(short,), provenance=poison))
+    told = [(found.stage, found.rule, found.row) for found in verdict.findings]
+    assert told == [("values", rule, row) for row in (10, 11, 12)]
+
+
 def test_a_call_that_is_judged_whole_has_no_rows_to_choose() -> None:
     """Rows of a gather cannot be judged as a call of their own."""
     with pytest.raises(UsageError, match="gather_rows is judged whole: it takes no rows"):
