@@ -86,15 +86,8 @@ def refuse(batch: Batch, *, pool_pages: int, limits: Limits = _FREE) -> None:
 
 def misfit(batch: Batch) -> str:
     """Why the tensors of a batch contradict each other, in one sentence, or ""."""
-    sizes = {"cp": batch.cp, "page_size": batch.page_size, "pool_group": batch.pool_group}
-    for name, size in sizes.items():
-        if size < 1:
-            return f"{name} is {size}: it is 1 or more"
-    for name in ("prefix_lens", "extend_lens"):
-        lens = getattr(batch, name)
-        if len(lens) and int(lens.min()) < 0:
-            at = int(lens.argmin())
-            return f"{name} of request {at} is {int(lens[at])}: it is 0 or more"
+    if why := _odd_size(batch):
+        return why
     tokens = int(batch.extend_lens.long().sum())
     if tokens != len(batch.writer):
         return f"extend_lens add up to {tokens} tokens; writer names {len(batch.writer)}"
@@ -109,6 +102,23 @@ def misfit(batch: Batch) -> str:
             f"slot {at} holds page {int(batch.slot_pages[at])} and no request: "
             f"{slots} slots are the requests' pages, padding is 0 or -1"
         )
+    return ""
+
+
+def _odd_size(batch: Batch) -> str:
+    """A number or a length that no batch has, or ""."""
+    for name in ("cp", "page_size", "pool_group"):
+        if (size := int(getattr(batch, name))) < 1:
+            return f"{name} is {size}: it is 1 or more"
+    for one, two in (("owner", "local_page"), ("prefix_lens", "extend_lens")):
+        first, second = len(getattr(batch, one)), len(getattr(batch, two))
+        if first != second:
+            return f"{one} has {first} entries and {two} {second}: they have as many"
+    for name in ("prefix_lens", "extend_lens"):
+        lens = getattr(batch, name)
+        if len(lens) and int(lens.min()) < 0:
+            at = int(lens.argmin())
+            return f"{name} of request {at} is {int(lens[at])}: it is 0 or more"
     return ""
 
 
@@ -171,7 +181,8 @@ def _unowned_pages(batch: Batch, places: Sequence[_Place]) -> Iterator[Problem]:
     for slot in _distinct(slots[batch.writer == -1]):
         tokens = int(((slots == slot) & (batch.writer == -1)).sum())
         page = int(batch.slot_pages[slot])
-        sentence = f"page {page} has {tokens} current tokens that no rank writes"
+        many = f"{tokens} current token{'' if tokens == 1 else 's'}"
+        sentence = f"page {page} has {many} that no rank writes"
         yield Problem(rule="no-writer", sentence=sentence, slot=slot, page=page)
 
 

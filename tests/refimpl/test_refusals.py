@@ -140,7 +140,7 @@ PROBLEMS: list[tuple[str, dict[str, Any], Problem]] = [
         {"writer": ints(0, 0, 0, 0, 1, -1, 0, 0, 0)},
         Problem(
             rule="no-writer",
-            sentence="page 3 has 1 current tokens that no rank writes",
+            sentence="page 3 has 1 current token that no rank writes",
             slot=2,
             page=3,
         ),
@@ -338,6 +338,11 @@ def test_an_unaligned_prefix_runs_alone(beside: list[tuple[int, int]], says: str
         ({"cp": 0}, "cp is 0: it is 1 or more"),
         ({"page_size": 0}, "page_size is 0: it is 1 or more"),
         ({"prefix_lens": ints(4, -1)}, "prefix_lens of request 1 is -1: it is 0 or more"),
+        ({"local_page": ints(0, 1)}, "owner has 5 entries and local_page 2: they have as many"),
+        (
+            {"prefix_lens": ints(4)},
+            "prefix_lens has 1 entries and extend_lens 2: they have as many",
+        ),
         ({"extend_lens": ints(-6, 15)}, "extend_lens of request 0 is -6: it is 0 or more"),
         ({"extend_lens": ints(6, 4)}, "extend_lens add up to 10 tokens; writer names 9"),
         ({"prefix_lens": ints(12, 0)}, "the requests have 6 pages; slot_pages lists 5"),
