@@ -142,7 +142,8 @@ FAULTS: Mapping[str, Known] = {
         does="a rank reads stagings or dense buffers where they were before they were made anew",
         ways=FENCED,
         reads=True,
-        rules=("unwritten", "stale-round", "page-mismatch"),
+        # Bits are those of a step that nobody here has seen.
+        rules=("unwritten", "stale-round", "page-mismatch", "bits"),
         needs=("remote current",),
         peers=breaks.stale_pointers,
     ),
