@@ -166,7 +166,7 @@ REFUSED = [
     (changed("slot_pages", 1, 99), "page 99 is none of 9 logical pages"),
     (changed("slot_pages", 0, 0), "request 0 relies on page 0"),
     (changed("writer", 1, 2), "is written by ranks"),
-    (changed("writer", 1, -1), "current tokens that no rank writes"),
+    (changed("writer", 1, -1), "that no rank writes"),
     (limited(2), "3 current pages do not fit into 2 staging pages"),
     (without("writer"), "token_rows|index_rows|writer"),
     (without("token_rows"), "token: rows are"),
