@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from equivalence import layout
 from equivalence.world import groups
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -51,7 +52,7 @@ class Collectives:
         Raises:
             ValueError: ranks add up tensors of several sizes.
         """
-        given = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+        given = layout.as_bytes(tensor)
         whole = given.contiguous()
         self._reduce(whole, torch.add, size=whole.nbytes)
         if whole.data_ptr() != given.data_ptr():

@@ -9,12 +9,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from equivalence import layout
 from equivalence.errors import UsageError
 from equivalence.world import groups
-from equivalence.world.transport import World
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from equivalence.world.transport import World
 
 
 def of(rank: int, asked: str | None, count: int, *, transport: str) -> torch.device:
@@ -40,7 +42,7 @@ def of(rank: int, asked: str | None, count: int, *, transport: str) -> torch.dev
     return torch.device("cuda", index)
 
 
-def enter(world: World, *, transport: str) -> tuple[torch.device, list[str]]:
+def enter(world: "World", *, transport: str) -> tuple[torch.device, list[str]]:
     """Make a rank's device the current one.
 
     Returns:
@@ -70,7 +72,7 @@ def mark(device: torch.device) -> Callable[[], bool]:
     return lambda: bool(event.query())  # type: ignore[no-untyped-call]  # likewise
 
 
-def through_host(world: World) -> Callable[[Tensor], None]:
+def through_host(world: "World") -> Callable[[Tensor], None]:
     """Sums by gloo over copies in host memory: NCCL refuses two ranks on one GPU."""
 
     def all_reduce(tensor: Tensor) -> None:
@@ -85,13 +87,13 @@ def by_nccl(group: "ProcessGroup") -> Callable[[Tensor], None]:
     """Sums by NCCL, in the order of the stream; one byte of any dtype adds as a byte."""
 
     def all_reduce(tensor: Tensor) -> None:
-        plain = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+        plain = layout.as_bytes(tensor)
         dist.all_reduce(plain, group=group)
 
     return all_reduce
 
 
-def nccl(world: World, device: torch.device) -> "ProcessGroup":
+def nccl(world: "World", device: torch.device) -> "ProcessGroup":
     """The NCCL group of a world whose ranks have a GPU each, connected; every rank calls it.
 
     Raises:

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from equivalence import layout
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
-from equivalence.world import call, meeting, naming, parcel, processes, reports, segment, silence
+from equivalence.world import call, meeting, naming, processes, reports, segment, silence
 from equivalence.world import control as cells
 from equivalence.world.transport import Gone, Released, Silent
 
@@ -44,7 +45,7 @@ def run(
     try:
         with meeting.answered():
             shared = _begun(member, {"function": name, "settings": told}, timeout=timeout)
-            own = {key: parcel.copied(tensor) for key, tensor in inputs.items()}
+            own = {key: layout.packed(tensor) for key, tensor in inputs.items()}
             report, handle = call.run(function, shared.link, inputs=own, settings=told)
             if handle is None:
                 return _outcomes(member, shared, report)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equivalence import layout as layouts
 from equivalence.errors import UsageError
 from equivalence.world import segment
 
@@ -53,7 +54,8 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], int | None]:
         # A second descriptor is mapped here, so that the first can be handed over.
         room = segment.mapped(os.dup(handle), end)
         for part, tensor in zip(parts, tensors.values(), strict=True):
-            _plain(_place(room, part)).copy_(_plain(tensor))
+            # Torch copies any true bool as byte 1.
+            layouts.as_bytes(_place(room, part)).copy_(layouts.as_bytes(tensor))
         stack.pop_all()
     return layout, handle
 
@@ -81,16 +83,6 @@ def unpack(
     else:
         room = segment.mapped(handle, layout["size"], private=private)
     return {part["name"]: _place(room, part) for part in layout["parts"]}
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A copy in host memory that has the same bytes."""
-    return _plain(tensor.detach()).cpu().clone().view(tensor.dtype)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The same memory, as u8 where a value is one byte: torch copies any true bool as byte 1."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def _place(room: Tensor, part: Mapping[str, Any]) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equivalence import layout
 from equivalence.errors import UsageError
 from equivalence.replay import Outcome
 from equivalence.world import call, exports, reports, silence
@@ -165,7 +166,7 @@ def _all_reduce(living: _Living, rank: int, tensor: Tensor) -> None:
     sizes = sorted({tuple(part.shape) for part in parts})
     if len(sizes) > 1:
         raise ValueError(f"tensors of {' and '.join(map(str, map(list, sizes)))} are added up")
-    plain = [part.view(torch.uint8) if part.dtype.itemsize == 1 else part for part in parts]
+    plain = [layout.as_bytes(part) for part in parts]
     total = plain[0].clone()
     for part in plain[1:]:
         total += part

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from equivalence.errors import UsageError
+from equivalence.world import devices
 from equivalence.world.exports import Share
 from equivalence.world.link import Link
 
@@ -114,8 +115,6 @@ def check_device(name: str, device: str | None) -> None:
     Raises:
         UsageError: it is none, or the transport has no memory there.
     """
-    from equivalence.world import devices  # noqa: PLC0415 - it needs a World
-
     try:
         named = torch.device(device or "cpu")
     except RuntimeError:
