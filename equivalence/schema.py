@@ -74,6 +74,7 @@ class OpSpec:
         defaults: optional ones and what they are when absent.
         rows: the symbol of the row dimension; "rows" is the parameter of that name.
         whole: whether a call cannot be cut into calls of fewer rows.
+        caches: inputs that a call may change and hand back, by the output that they are then.
     """
 
     inputs: Mapping[str, TensorSpec]
@@ -82,6 +83,7 @@ class OpSpec:
     defaults: Mapping[str, int | str | None] = field(default_factory=dict)
     rows: Dim = "T"
     whole: bool = False
+    caches: Mapping[str, str] = field(default_factory=dict)
 
 
 def bind(

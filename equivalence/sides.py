@@ -280,10 +280,9 @@ def _changes(
     if name == "scores" and not rows and contract.writes == "scores":
         return 0, []
     # What is handed back is judged as the output that it is.
-    own = before
-    if name == "kv_cache" and contract.writes == "cache":
-        own = outputs.get("moved", before)
-        own = own if replay.alike(own, before) else before
+    caches = ops.find(case.op).spec.caches if contract.writes == "cache" else {}
+    own = outputs.get(caches.get(name, ""), before)
+    own = own if replay.alike(own, before) else before
     count, row = 0, 0
     first: list[int] = []
     for old, new, given in zip(*map(layout.pieces, (before, after, own)), strict=True):

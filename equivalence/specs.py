@@ -232,6 +232,7 @@ OPS: Mapping[str, OpSpec] = {
         defaults={"page_size": 64, "pad": 0},
         rows="pages",
         whole=True,
+        caches={"kv_cache": "moved"},
     ),
     "compose_pages": OpSpec(
         inputs={
