@@ -1,31 +1,14 @@
 """Faulty ways to move tokens in planar key pages: candidates of move_tokens."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from equivalence.planted.plants import CandidateFault
 from refimpl import bits, pages
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoveFault:
-    """One fault of a move.
-
-    Attributes:
-        candidate: called as `refimpl.pages.move_tokens`.
-        rules: what its findings may be called.
-        shows: what it does, in one sentence.
-        needs: what must hold for it to show.
-    """
-
-    candidate: Callable[..., Tensor]
-    rules: frozenset[str]
-    shows: str
-    needs: str
 
 
 def pages_of_tokens(*, kv_cache: Tensor, source: Tensor, destination: Tensor, **_: Any) -> Tensor:  # noqa: ANN401 - the rest of the call
@@ -91,45 +74,45 @@ def _key_bytes(kv_cache: Tensor, call: Mapping[str, Any]) -> int:
 _WRONG, _OUTSIDE = frozenset({"bits"}), frozenset({"bits", "wrote-outside"})
 _TWO = "pages of two tokens or more"
 
-MOVES: Mapping[str, MoveFault] = MappingProxyType(
+MOVES: Mapping[str, CandidateFault] = MappingProxyType(
     {
-        "pages-of-tokens": MoveFault(
+        "pages-of-tokens": CandidateFault(
             candidate=pages_of_tokens,
             rules=_OUTSIDE | {"crash"},
             shows="whole pages are copied, or there is no such page",
             needs=_TWO,
         ),
-        "keys-alone": MoveFault(
+        "keys-alone": CandidateFault(
             candidate=keys_alone,
             rules=_WRONG,
             shows="moved keys have the scales that stood there before",
             needs="a moved token with another scale than its place",
         ),
-        "scales-alone": MoveFault(
+        "scales-alone": CandidateFault(
             candidate=scales_alone,
             rules=_WRONG,
             shows="moved scales have the keys that stood there before",
             needs="a moved token with another key than its place",
         ),
-        "one-by-one": MoveFault(
+        "one-by-one": CandidateFault(
             candidate=one_by_one,
             rules=_WRONG,
             shows="a token that was overwritten before it was read is lost",
             needs="a move that reads what one before it writes",
         ),
-        "padding-stored": MoveFault(
+        "padding-stored": CandidateFault(
             candidate=padding_stored,
             rules=_OUTSIDE,
             shows="the token at the padding's location is zero",
             needs="padding",
         ),
-        "exchanged": MoveFault(
+        "exchanged": CandidateFault(
             candidate=exchanged,
             rules=_OUTSIDE,
             shows="tokens are moved backwards",
             needs="sources that differ",
         ),
-        "interleaved": MoveFault(
+        "interleaved": CandidateFault(
             candidate=interleaved,
             rules=_OUTSIDE,
             shows="bytes of other tokens are moved",

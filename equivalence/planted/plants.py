@@ -35,6 +35,23 @@ class Planted:
     rows: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CandidateFault:
+    """A faulty candidate of an op that has one right answer.
+
+    Attributes:
+        candidate: called as the reference that it stands for.
+        rules: what its findings may be called.
+        shows: what it does, in one sentence.
+        needs: what must hold for it to show.
+    """
+
+    candidate: Callable[..., Tensor]
+    rules: frozenset[str]
+    shows: str
+    needs: str
+
+
 Plant = Callable[[Case, Outputs, int], Planted | None]
 """(case, its right outputs, seed) -> what a faulty kernel gives; None where it does not apply."""
 

@@ -1,32 +1,15 @@
 """Faulty ways to bring ranks together: candidates of gather_rows and of merge_topk."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from equivalence.planted.plants import CandidateFault
 from refimpl import bits, ranks
 from refimpl.topk import PAD
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFault:
-    """One fault of ranks.
-
-    Attributes:
-        candidate: called as the function of `refimpl.ranks` that it stands for.
-        rules: what its findings may be called.
-        shows: what it does, in one sentence.
-        needs: what must hold for it to show.
-    """
-
-    candidate: Callable[..., Tensor]
-    rules: frozenset[str]
-    shows: str
-    needs: str
 
 
 def row_twice(*, shards: Tensor, row_ids: Tensor, rows: int) -> Tensor:
@@ -83,21 +66,21 @@ _WRONG_PICKS = frozenset(
     {"lost-winner", "wrong-tie", "order", "out-of-window", "hole", "pad", "duplicate"}
 )
 
-GATHERS: Mapping[str, RankFault] = MappingProxyType(
+GATHERS: Mapping[str, CandidateFault] = MappingProxyType(
     {
-        "row-twice": RankFault(
+        "row-twice": CandidateFault(
             candidate=row_twice,
             rules=frozenset({"bits", "two-writers"}),
             shows="the last row holds row 0, which two ranks wrote",
             needs="a last row that differs from row 0",
         ),
-        "row-of-nobody": RankFault(
+        "row-of-nobody": CandidateFault(
             candidate=row_of_nobody,
             rules=frozenset({"bits", "unwritten", "no-writer"}),
             shows="the last rows hold zeros",
             needs="rows that do not come out even",
         ),
-        "rows-shifted": RankFault(
+        "rows-shifted": CandidateFault(
             candidate=rows_shifted,
             rules=frozenset({"bits"}),
             shows="each rank's rows stand where those of the next one belong",
@@ -105,33 +88,33 @@ GATHERS: Mapping[str, RankFault] = MappingProxyType(
         ),
     }
 )
-MERGES: Mapping[str, RankFault] = MappingProxyType(
+MERGES: Mapping[str, CandidateFault] = MappingProxyType(
     {
-        "token-twice": RankFault(
+        "token-twice": CandidateFault(
             candidate=token_twice,
             rules=_WRONG_PICKS,
             shows="the tokens of rank 0 are picked twice",
             needs="a row that selects and has a token of rank 0 among its picks",
         ),
-        "token-of-nobody": RankFault(
+        "token-of-nobody": CandidateFault(
             candidate=token_of_nobody,
             rules=_WRONG_PICKS,
             shows="tokens of the last round are never picked",
             needs="a row that selects and has such a token among its picks",
         ),
-        "k-cut": RankFault(
+        "k-cut": CandidateFault(
             candidate=k_cut,
             rules=_WRONG_PICKS,
             shows="a rank gives no more than k / R picks",
             needs="a row that selects, with more of its picks on one rank",
         ),
-        "tokens-shifted": RankFault(
+        "tokens-shifted": CandidateFault(
             candidate=tokens_shifted,
             rules=_WRONG_PICKS | {"mask-extra"},
             shows="each rank's tokens are counted as those of the next one",
             needs="two ranks and a row that selects",
         ),
-        "locals-kept": RankFault(
+        "locals-kept": CandidateFault(
             candidate=locals_kept,
             rules=_WRONG_PICKS,
             shows="tokens stay as their rank counts them",
