@@ -280,6 +280,15 @@ def test_a_split_inside_a_pool_group_has_two_writers() -> None:
     assert told(replace(batch, writer=legal, pool_group=4), pool_pages=11) == []
 
 
+def test_pool_groups_are_counted_from_a_requests_first_page() -> None:
+    """The second request's first two pages are a group, in slots 1 and 2."""
+    batch = replace(made([(0, 64), (0, 128)], page_size=64), pool_group=2)
+    assert batch.writer.tolist() == [0] * 128 + [1] * 64
+    assert [(each.slot, each.sentence) for each in told(batch)] == [
+        (1, "pages 2 3 are one pool group of ranks 0 1: a split inside a group")
+    ]
+
+
 def test_a_pool_group_with_prefix_is_its_owners() -> None:
     """A chunk that goes on inside a group overwrites the row of the pages before it."""
     own = replace(
